@@ -1,0 +1,1 @@
+"""Looking at trained models: their errors, their descent, and the statistics over seeds."""

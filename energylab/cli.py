@@ -1,0 +1,764 @@
+"""The command line: thin, and the only room that knows tyro.
+
+Exit codes: 0 done; 1 some runs failed, are damaged or missing, and are named; 2 the command or the study is wrong, said in one
+line.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import functools
+import importlib.metadata
+import importlib.util
+import inspect
+import io
+import os
+import platform
+import re
+import shlex
+import signal
+import sys
+import tempfile
+import types
+import typing
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+STUDIES = Path("studies")
+EXPORTED = STUDIES / "results"
+FIGURES = Path("figures")
+
+
+class Problem(Exception):
+    """The command or the study is wrong: one line for the reader, and exit code 2."""
+
+
+class _Helped(Exception):
+    """The help of a command was printed; there is nothing more to do."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: what it does in a line, and the function that takes the arguments after its name."""
+
+    summary: str
+    run: Callable[[Sequence[str]], int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Where and how the runs execute; none of these changes a result's name."""
+
+    results: Path = Path("runs")
+    """Folder of the results; the study's go to a folder of its name in it."""
+    workers: Annotated[
+        int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: one a core, or one a GPU on CUDA)")
+    ] = None
+    """Worker processes."""
+    device: Literal["study", "auto", "cpu", "cuda"] = "study"
+    """Where to train: as the study says, or here."""
+    executor: Literal["local", "inprocess"] = "local"
+    """Worker processes, or one run after another in this one."""
+    retry_failed: bool = False
+    """Run those that diverged or failed before, and no others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultOptions:
+    """Where the results are."""
+
+    results: Path = Path("runs")
+    """Folder of the results."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """From where, to where."""
+
+    results: Path = Path("runs")
+    """Folder of the results."""
+    output: Path = EXPORTED
+    """Folder to copy to; the study gets a folder of its name in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FigureOptions:
+    """Which runs to draw, and where to write."""
+
+    study: Annotated[
+        str | None, tyro.conf.arg(metavar="STUDY", help_behavior_hint="(default: the study that a figure names)")
+    ] = None
+    """Draw the figures that need one study from the latest runs of this one."""
+    results: Path = Path("runs")
+    """Folder of the results."""
+    output: Annotated[
+        Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(default: figures/STUDY beside the results)")
+    ] = None
+    """Folder to write to."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if not words or words[0] in ("-h", "--help"):
+            print(_overview())
+            return 0
+        if words[0] not in COMMANDS:
+            raise Problem(f"command: expected one of {', '.join(COMMANDS)}, got {words[0]!r}")
+        return COMMANDS[words[0]].run(words[1:])
+    except _Helped:
+        return 0
+    except Problem as problem:
+        print(f"energylab: {_squeezed(problem)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("energylab: stopped at once; what was saved before is kept", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of the output has left: `energylab status recursion | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name.ljust(width)}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: energylab COMMAND ...",
+            "",
+            "A laboratory for layers that descend an energy: train a study, look at where it is, draw it.",
+            "",
+            *lines,
+            "",
+            "`energylab COMMAND --help` explains a command. Example:",
+            "  energylab run quickstart && energylab figures --study quickstart",
+        ]
+    )
+
+
+# --- the commands ----------------------------------------------------------------------------------------------------
+
+
+def run(words: Sequence[str]) -> int:
+    description = """Train the runs of a study, and go on where an earlier command stopped.
+
+STUDY is the name of a file in ./studies, or the path of a study file. Runs that are finished are not trained again.
+
+Example:
+  energylab run recursion --steps 200 --seeds 2"""
+    word = _study_word(words, RunOptions)
+    if word is None:
+        return _help_without_study("run", words, RunOptions, description)
+    path = _study_file(word)
+    function = _study_function(path)
+    _refuse_common_names(path, function, RunOptions)
+    _, knobs, options = _parse("run", words, RunOptions, description, study=function)
+
+    from energylab.study import driver
+    from energylab.study.executors import InProcess, LocalProcesses, usable_cores
+    from energylab.study.progress import Live, Plain
+    from energylab.study.run import current_code
+    from energylab.training import resolve_device
+
+    study = _resolve(path, function, knobs)
+    if options.workers is not None and options.workers < 1:
+        raise Problem(f"--workers: expected an integer of at least 1, got {options.workers}")
+    if options.device != "study":
+        study = dataclasses.replace(study, runs=tuple(config.on(options.device) for config in study.runs))
+    for config in study.runs:
+        with _problems(path.as_posix()):
+            resolve_device(config.training.device)
+    folder = options.results / study.name
+    _check_folder("--results", folder)
+
+    tasks, outcomes = driver.plan(study, folder, options.retry_failed)
+    before = sum(outcome.state == "finished" for outcome in outcomes)
+    print(
+        f"{study.name}: {len(study.runs)} runs, {before} finished before, {len(tasks)} to do; results in {folder}",
+        flush=True,
+    )
+    for outcome in outcomes:
+        if outcome.state != "finished":
+            print(f"{outcome.run}: {outcome.sentence}", flush=True)
+    again = shlex.join(["energylab", "run", *words])
+    inprocess = options.executor == "inprocess"
+    executor = InProcess() if inprocess else LocalProcesses(options.workers)
+    display = (Live if sys.stdout.isatty() else Plain)(tasks, 1 if inprocess else options.workers or usable_cores())
+    with _stop_on_signal(display.say) as stop, display:
+        outcomes += driver.execute(
+            study,
+            folder,
+            executor,
+            code=current_code(),
+            knobs=_plain(knobs),
+            tasks=tasks,
+            report=display,
+            stop=stop,
+        )
+    return _conclude(study, outcomes, stopped=stop(), again=again)
+
+
+def _conclude(study: Any, outcomes: Sequence[Any], stopped: bool, again: str) -> int:
+    finished = sum(outcome.state == "finished" for outcome in outcomes)
+    print(f"{study.name}: {finished} of {len(study.runs)} runs are finished", flush=True)
+    for outcome in outcomes:
+        if outcome.state != "finished":
+            print(f"  {outcome.run}: {outcome.state}: {outcome.sentence}")
+    if stopped:
+        print(f"stopped; go on with: {again}")
+    elif any(outcome.state in ("diverged", "error") for outcome in outcomes):
+        print(f"try the failed ones again with: {again}{'' if '--retry-failed' in again else ' --retry-failed'}")
+    return 0 if finished == len(study.runs) else 1
+
+
+def status(words: Sequence[str]) -> int:
+    description = """Show where the runs of a study are: finished, at work, waiting, failed or damaged.
+
+Example:
+  energylab status recursion"""
+    word, _, options = _parse("status", words, ResultOptions, description)
+
+    from energylab.study import store
+    from energylab.study.claim import living_owner
+
+    folder = _results_folder(word, options.results)
+    names = list(store.read_study(folder).get("runs", []))
+    names += [path.name for path in store.run_directories(folder) if path.name not in names]
+    rows, unsound = [], False
+    for name in names:
+        directory = folder / name
+        progress = store.read_progress(directory)
+        state, sentence = progress.get("state", "waiting"), progress.get("sentence", "")
+        try:
+            provenance = store.check_run(directory)
+            if provenance is not None:
+                state = "finished"
+            elif (owner := living_owner(directory)) is not None:
+                state, sentence = "running", f"{owner} is at work on it"
+            elif state in ("running", "finished"):
+                # it said so itself, and then nothing more
+                state, sentence = "interrupted", "its process is gone; `energylab run` continues it"
+        except store.Damaged as error:
+            state, sentence = "damaged", error.reason
+        unsound |= state in ("damaged", "diverged", "error", "lost")
+        loss = progress.get("loss")
+        rows.append((name, state, str(progress.get("step") or 0), "" if loss is None else f"{loss:.4f}", sentence))
+    widths = [max(len(row[column]) for row in [*rows, _STATUS_HEADER]) for column in range(4)]
+    for row in (_STATUS_HEADER, *rows):
+        run_name, state, step, loss, sentence = row
+        line = f"{run_name.ljust(widths[0])}  {state.ljust(widths[1])}  {step.rjust(widths[2])}  {loss.rjust(widths[3])}"
+        print(f"{line}  {sentence}".rstrip())
+    counts = {state: sum(row[1] == state for row in rows) for state in dict.fromkeys(row[1] for row in rows)}
+    print(f"{len(rows)} runs: " + ", ".join(f"{number} {state}" for state, number in counts.items()))
+    for path in sorted(folder.glob("*.damaged-*")):
+        print(f"set aside: {path.name}")
+    return 1 if unsound else 0
+
+
+_STATUS_HEADER = ("run", "state", "step", "loss", "")
+
+
+def export(words: Sequence[str]) -> int:
+    description = """Copy what figures need from the runs of the latest `energylab run STUDY`, small enough for git: the tables of every
+finished run, and traces and weights for one seed of each variant.
+
+Example:
+  energylab export recursion"""
+    word, _, options = _parse("export", words, ExportOptions, description)
+
+    from energylab.study import store
+
+    folder = _results_folder(word, options.results)
+    output = options.output / folder.name
+    _check_folder("--output", output)
+    with _problems():
+        done = store.export_study(folder, output)
+    exported = len(done.copied) + len(done.unchanged)
+    print(f"{output}: {exported} runs, {len(done.copied)} of them new, {done.size / 1e6:.2f} MB")
+    if done.missing:
+        print(f"not finished: {', '.join(done.missing)}")
+    for sentence in done.damaged:
+        print(f"damaged: {sentence}")
+    return 1 if done.damaged or not exported else 0
+
+
+def figures(words: Sequence[str]) -> int:
+    description = """Draw the files of ./figures, as PDF and PNG, from stored results: from the folder of the results where the study is complete
+there, else from studies/results.
+
+Example:
+  energylab figures error_vs_context --study quickstart"""
+    chosen, options = _parse_figures(words, description)
+    present = sorted(path.stem for path in FIGURES.glob("*.py") if not path.name.startswith("_"))
+    if not present:
+        raise Problem(f"figures: expected a folder {FIGURES} with figure files in the current folder, found none")
+    for name in chosen:
+        if name not in present:
+            raise Problem(f"FIGURE: expected some of {', '.join(present)}, got {name!r}")
+    modules = {name: _figure_module(FIGURES / f"{name}.py") for name in chosen or present}
+    if options.study is not None:
+        for name in [name for name, module in modules.items() if len(module.NEEDS) != 1]:
+            if name in chosen:
+                needs = ", ".join(modules[name].NEEDS)
+                raise Problem(f"--study: {name} compares several studies ({needs}), it cannot be drawn from one")
+            del modules[name]
+    sources = {need: None for module in modules.values() for need in module.NEEDS}
+    if options.study is not None:
+        sources = {options.study: None}
+    sources = {need: _source(need, options.results, explicit=options.study is not None) for need in sources}
+    complete = True
+    for name, module in modules.items():
+        needs = module.NEEDS if options.study is None else (options.study,)
+        missing = [sources[need] for need in needs if isinstance(sources[need], str)]
+        if missing:
+            print(f"{name}: not drawn: {missing[0]}", file=sys.stderr)
+            complete = False
+            continue
+        results = _together([sources[need] for need in needs])
+        stem = (options.output or options.results / "figures" / results.name) / name
+        _check_folder("--output", stem.parent)
+
+        from energylab.plotting import save
+
+        with _errors_of(FIGURES / f"{name}.py"):
+            figure = module.draw(results)
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        save(figure, stem)
+        print(f"{name}: {stem}.pdf and .png, from {results.source}", flush=True)
+    return 0 if complete else 1
+
+
+def doctor(words: Sequence[str]) -> int:
+    description = """Say what is installed, which device and which backend runs will use, and why.
+
+Example:
+  energylab doctor"""
+    _parse_options("doctor", words, description)
+
+    import torch
+
+    from energylab.study.executors import usable_cores
+    from energylab.study.run import LIBRARIES, current_code
+    from energylab.training import resolve_device
+
+    code = current_code()
+    where = "not from a git checkout" if code.commit is None else f"commit {code.commit[:12]}"
+    print(f"energylab {code.version}, {where}{', with changes' if code.dirty else ''}; Python {platform.python_version()}")
+    optional = ("matplotlib", "seaborn", "tueplots", "tyro", "rich", "triton", "ray")
+    versions = [f"{name} {_version(name) or '(not installed)'}" for name in (*LIBRARIES, *optional)]
+    print(f"libraries: {', '.join(versions)}")
+    device = resolve_device("auto")
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        print(f"device: cuda ({torch.cuda.get_device_name(device)}; {count} visible), one worker process each")
+    else:
+        built = "this PyTorch has no CUDA" if torch.version.cuda is None else "no CUDA device is visible"
+        print(f"device: cpu, since {built}; {usable_cores()} usable cores, a worker process with one thread on each")
+    print(f"backend: {_backend(device.type)}")
+    return 0
+
+
+COMMANDS = {
+    "run": Command("train the runs of a study", run),
+    "status": Command("where the runs of a study are", status),
+    "figures": Command("draw figures from stored results", figures),
+    "export": Command("copy a study's results for git", export),
+    "doctor": Command("what is installed, and what will run", doctor),
+}
+
+
+def _backend(device: str) -> str:
+    """Which backend "auto" chooses, and why."""
+    raise NotImplementedError
+
+
+# --- studies and figures on disk -------------------------------------------------------------------------------------
+
+
+def _study_file(word: str) -> Path:
+    if word.endswith(".py") or os.sep in word:
+        path = Path(word)
+        if not path.is_file():
+            raise Problem(f"STUDY: expected a name or the path of a study file, got {word!r}, which is no file")
+        return path
+    path = STUDIES / f"{word}.py"
+    if not path.is_file():
+        raise Problem(f"STUDY: expected {_known_studies()}, or the path of a study file, got {word!r}")
+    return path
+
+
+def _known_studies() -> str:
+    names = sorted(path.stem for path in STUDIES.glob("*.py") if not path.name.startswith("_"))
+    return f"one of {', '.join(names)}" if names else f"a study of ./{STUDIES}, where there is none"
+
+
+def _load_module(path: Path) -> types.ModuleType:
+    """Execute a study or figure file. It is compiled here, so that no cache is left beside it."""
+    name = re.sub(r"\W", "_", f"energylab_file_{path.stem}")
+    module = types.ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name] = module  # dataclasses and type hints look their module up
+    with _errors_of(path):
+        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+    return module
+
+
+def _study_function(path: Path) -> Callable[..., Any]:
+    function = getattr(_load_module(path), "study", None)
+    if not callable(function):
+        raise Problem(f"{path}: expected a function `study` that returns a Study, found none")
+    with _errors_of(path):
+        typing.get_type_hints(function)
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise Problem(f"{path}: expected keyword parameters only in `study`, got {parameter}")
+        if parameter.annotation is parameter.empty:
+            raise Problem(f"{path}: expected a type for the parameter {name} of `study`, such as {name}: int, got none")
+    return function
+
+
+def _resolve(path: Path, function: Callable[..., Any], knobs: dict[str, Any]) -> Any:
+    """The Study of these knobs."""
+    from energylab.study import Study
+
+    given = {
+        key: value for key, value in knobs.items() if inspect.signature(function).parameters[key].default != value
+    }
+    with _errors_of(path, given):
+        study = function(**knobs)
+    if not isinstance(study, Study):
+        raise Problem(f"{path}: expected `study` to return a Study, got {study!r:.80}")
+    return study
+
+
+def _refuse_common_names(path: Path, function: Callable[..., Any], options: type) -> None:
+    common = [field.name for field in dataclasses.fields(options)]
+    for name in inspect.signature(function).parameters:
+        if name in (*common, "help", "study"):
+            raise Problem(
+                f"{path}: {name}: expected another name for this parameter of `study`, since --{_dashed(name)} is an option "
+                "common to all studies"
+            )
+
+
+def _results_folder(word: str, results: Path) -> Path:
+    """The folder of a study's results; a problem where there is nothing yet."""
+    name = word
+    if word.endswith(".py") or os.sep in word or not (results / word).is_dir():
+        path = STUDIES / f"{word}.py"
+        if word.endswith(".py") or os.sep in word or path.is_file():
+            path = _study_file(word)
+            function = _study_function(path)
+            name = _resolve(path, function, {}).name
+        else:
+            known = {path.stem for path in STUDIES.glob("*.py")}
+            known |= {path.parent.name for path in results.glob("*/study.json")}
+            raise Problem(f"STUDY: expected {_one_of(sorted(known))}, got {word!r}")
+    if not (results / name).is_dir():
+        raise Problem(f"{results / name}: no results yet; make them with: energylab run {word}")
+    return results / name
+
+
+def _one_of(names: Sequence[str]) -> str:
+    return f"one of {', '.join(names)}" if names else "the name of a study (there is none here)"
+
+
+def _figure_module(path: Path) -> types.ModuleType:
+    module = _load_module(path)
+    needs = getattr(module, "NEEDS", None)
+    if not isinstance(needs, tuple) or not needs or not all(isinstance(need, str) for need in needs):
+        raise Problem(f'{path}: NEEDS: expected a tuple of study names, such as ("recursion",), got {needs!r}')
+    if not callable(getattr(module, "draw", None)):
+        raise Problem(f"{path}: expected a function `draw` that returns a Figure, found none")
+    return module
+
+
+def _source(need: str, results: Path, explicit: bool) -> Any:
+    """The results of a study: a StudyResults, or a sentence that says what is missing.
+
+    A study named on the command line is what its latest `run` made of it; one that a figure needs has its default knobs.
+    """
+    from energylab.study import load_study, store
+
+    name, names = need, None
+    if explicit or not (STUDIES / f"{need}.py").is_file():
+        names = store.read_study(results / need).get("runs")
+    else:
+        path = STUDIES / f"{need}.py"
+        study = _resolve(path, _study_function(path), {})
+        name, names = study.name, [config.name for config in study.runs]
+    folder, finished = results / name, 0
+    for run_name in names or ():
+        try:
+            finished += store.check_run(folder / run_name) is not None
+        except store.Damaged as error:
+            print(f"{folder}: damaged: {error}", file=sys.stderr)
+    with _problems(), _plain_warnings():
+        if names and finished == len(names):
+            return load_study(folder, names)
+        if (EXPORTED / name).is_dir():
+            exported = load_study(EXPORTED / name)
+            if len(exported.errors):
+                return exported
+    progress = f"{finished} of {len(names)} runs are finished in {folder}" if names else f"no runs in {folder}"
+    return f"{progress}; make them with: energylab run {need}"
+
+
+def _together(results: Sequence[Any]) -> Any:
+    """Several studies as one: their tables below each other."""
+    if len(results) == 1:
+        return results[0]
+    import pandas as pd
+
+    from energylab.study import StudyResults
+
+    tables = {
+        field: pd.concat([getattr(result, field) for result in results], ignore_index=True)
+        for field in ("errors", "descent", "training")
+    }
+    return StudyResults(
+        name="+".join(result.name for result in results),
+        note=" ".join(result.note for result in results if result.note),
+        source=" and ".join(result.source for result in results),
+        **tables,
+    )
+
+
+def _check_folder(option: str, folder: Path) -> None:
+    """Refuse a folder that could not be written, without leaving anything there."""
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise Problem(f"{option}: expected a folder to write in, got {folder}, and {place} is a file")
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise Problem(
+            f"{option}: expected a folder to write in, got {folder}: {place}: {error.strerror}"
+        ) from error
+
+
+# --- parsing ---------------------------------------------------------------------------------------------------------
+
+
+def _parse(
+    command: str, words: Sequence[str], options: type, description: str, study: Callable[..., Any] | None = None
+) -> tuple[str, dict[str, Any], Any]:
+    """STUDY, the study's knobs if its function is given, and the options of the command."""
+
+    @functools.wraps(study or (lambda: None))
+    def knobs_of(**knobs: Any) -> dict[str, Any]:
+        return knobs
+
+    Word = Annotated[str, tyro.conf.arg(name="study", metavar="STUDY", help="The study.")]
+    Knobs = Annotated[dict, tyro.conf.arg(constructor=knobs_of)]
+
+    Options = Annotated[options, tyro.conf.arg(name="common" if command == "run" else command)]
+
+    if study is None:
+
+        def target(word: Word, /, common: Options) -> tuple[str, dict[str, Any], Any]:
+            return word, {}, common
+    else:
+
+        def target(word: Word, /, knobs: Knobs, common: Options) -> tuple[str, dict[str, Any], Any]:
+            return word, knobs, common
+
+    parameters = [] if study is None else inspect.signature(study).parameters
+    return _tyro(target, f"energylab {command}", words, description, [*parameters, *_names(options)])
+
+
+def _parse_figures(words: Sequence[str], description: str) -> tuple[tuple[str, ...], FigureOptions]:
+    Figures = Annotated[
+        tuple[str, ...], tyro.conf.arg(name="figure", metavar="FIGURE", help="Files of ./figures; all by default.")
+    ]
+
+    Options = Annotated[FigureOptions, tyro.conf.arg(name="figures")]
+
+    def target(figures: tyro.conf.Positional[Figures] = (), *, common: Options) -> Any:
+        return figures, common
+
+    return _tyro(target, "energylab figures", words, description, _names(FigureOptions))
+
+
+def _parse_options(command: str, words: Sequence[str], description: str) -> None:
+    def target() -> None:
+        return None
+
+    _tyro(target, f"energylab {command}", words, description, [])
+
+
+def _tyro(target: Callable[..., Any], prog: str, words: Sequence[str], description: str, known: Sequence[str]) -> Any:
+    """Parse with tyro; its errors become a Problem of one line."""
+    options = ["--help", *(f"--{_dashed(name)}" for name in known)]
+    for word in words:
+        name = word.partition("=")[0]
+        plain = "--" + _dashed(name[2:])
+        if name.startswith("--") and not any(
+            plain in (option, f"--no-{option[2:]}") or plain.startswith(f"{option}.") for option in options
+        ):
+            near = difflib.get_close_matches(plain, options, n=1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise Problem(f"{name}: unknown option of `{prog}`, expected some of {', '.join(options)}{meant}")
+    if {"-h", "--help"} & set(words):
+        words = ["--help"]  # otherwise the help would leave out what is given already
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            config = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
+            return tyro.cli(target, prog=prog, description=description, args=words, config=config)
+    except SystemExit as end:
+        if end.code in (0, None):
+            raise _Helped from None
+        raise Problem(_from_box(said.getvalue(), words)) from None
+
+
+def _from_box(text: str, words: Sequence[str]) -> str:
+    """The sentence in one of tyro's error boxes."""
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│ ") for line in text.splitlines() if not line.startswith("╭")]
+    rule = next((index for index, line in enumerate(lines) if set(line) <= set("─╰╯")), len(lines))
+    sentence = " ".join(" ".join(lines[:rule]).split())
+    option = re.match(r"Error parsing (--[\w-]+)", sentence)
+    if option is not None:
+        expected = next((line for line in lines[rule:] if line.startswith(option[1])), "").partition(" ")[2]
+        given = _value_of(option[1], words)
+        if expected and given is not None:
+            return f"{option[1]}: expected {expected.replace('{None}|', '')}, got {given!r}"
+    choice = re.match(r"invalid choice '(.*)' for argument '(\S+)'\. Expected one of \((.*?),?\)\.", sentence)
+    if choice is not None:
+        return f"{choice[2]}: expected one of {choice[3]}, got {choice[1]!r}"
+    absent = re.match(r"Missing from energylab \S+ (\S+)", sentence)
+    if absent is not None:
+        return f"{absent[1]}: expected a value, got none"
+    missing = re.match(r"Missing value for argument '(\S+)'", sentence)
+    if missing is not None:
+        return f"{missing[1]}: expected a value, got none"
+    unexpected = re.match(r"Unrecognized options: (.*)", sentence)
+    if unexpected is not None:
+        return f"expected no further arguments, got {unexpected[1]}"
+    return sentence
+
+
+def _value_of(option: str, words: Sequence[str]) -> str | None:
+    """What was given for an option; the last counts."""
+    for index in reversed(range(len(words))):
+        name, equals, value = words[index].partition("=")
+        if name.startswith("--") and "--" + _dashed(name[2:]) == option:
+            return value if equals else (words[index + 1] if index + 1 < len(words) else None)
+    return None
+
+
+def _study_word(words: Sequence[str], options: type) -> str | None:
+    """STUDY: the first argument that is neither an option nor the value of one. It is needed before the study's own options
+    are known: of those only a value is expected."""
+    flags = {f"--{_dashed(field.name)}" for field in dataclasses.fields(options) if field.type is bool}
+    flags |= {f"--no-{flag[2:]}" for flag in flags} | {"--help", "-h"}
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith("-"):
+            return word
+        if "=" not in word and "--" + _dashed(word.lstrip("-")) not in flags and word not in flags:
+            next(rest, None)
+    return None
+
+
+def _help_without_study(command: str, words: Sequence[str], options: type, description: str) -> int:
+    if not {"-h", "--help"} & set(words):
+        raise Problem(f"STUDY: expected {_known_studies()}, or the path of a study file, got none")
+    note = f"{description}\n\nSTUDY: {_known_studies()}. With a STUDY, --help shows the study's own options too."
+    _parse(command, words, options, note)
+    raise AssertionError("the help ends the command")
+
+
+def _names(options: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(options)]
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+# --- small things ----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _problems(where: str = "") -> Iterator[None]:
+    """Turn a ValueError, which names key, value and what is allowed, into a Problem."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:
+        raise Problem(f"{where}: {error}" if where else str(error)) from error
+
+
+@contextlib.contextmanager
+def _errors_of(path: Path, knobs: dict[str, Any] | None = None) -> Iterator[None]:
+    """Turn any error of a study or figure file into a Problem that says where in the file it arose."""
+    given = "".join(f" --{_dashed(key)} {value}" for key, value in (knobs or {}).items())
+    given = f" (with{given})" if given else ""
+    try:
+        yield
+    except (Problem, KeyboardInterrupt):
+        raise
+    except SyntaxError as error:
+        raise Problem(f"{path}, line {error.lineno}: {error.msg}") from error
+    except ValueError as error:
+        raise Problem(f"{path}: {error}{given}") from error
+    except Exception as error:
+        lines = [frame.lineno for frame in inspect.getinnerframes(error.__traceback__) if frame.filename == str(path)]
+        place = f", line {lines[-1]}" if lines else ""
+        raise Problem(f"{path}{place}: {type(error).__name__}: {error}{given}") from error
+
+
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Warnings as lines, without the line of code that gave them."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for warning in caught:
+        print(f"energylab: {_squeezed(warning.message)}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _stop_on_signal(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+    """A function that says whether to stop: after SIGINT or SIGTERM. A second one stops at once."""
+    stopping = False
+
+    def handle(*_: object) -> None:
+        nonlocal stopping
+        if stopping:
+            raise KeyboardInterrupt
+        stopping = True
+        say("stopping: runs at work finish their step and save their state; once more stops at once")
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: stopping
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _plain(knobs: dict[str, Any]) -> dict[str, Any]:
+    """Knobs as JSON knows them."""
+    kept = (str, int, float, bool, type(None))
+    return {key: value if isinstance(value, kept) else str(value) for key, value in knobs.items()}
+
+
+def _squeezed(message: object) -> str:
+    return " ".join(str(message).split())
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

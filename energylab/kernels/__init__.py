@@ -1,0 +1,1 @@
+"""Fast paths of the energies' forces. Each is compared with ``energylab.energies``, output and every gradient."""

@@ -1,0 +1,139 @@
+"""The interaction energy's force in fewer, larger PyTorch operations: fast on a CPU, runs anywhere.
+
+Two forms of the same force, and a choice between them by what they cost:
+
+* Without a diagonal it is tied attention, ``W_Qᵀ softmax(q kᵀ/τ) k``, and PyTorch's fused attention computes it.
+* With a diagonal, ``b_j^k = A_k u_j`` is formed once for all T steps. A step is then two matrix products, ``zᵀ b_j^k`` and
+  ``Σ_kj p_ij^k b_j^k``, over all heads at once, whatever ``A_k`` is made of. This trades the projections of z, which are
+  gone, for a contraction over D instead of d_h in each head; it pays while the sequence is not much longer than D.
+
+Shape suffixes: B sequences, N positions, H heads, K rank of a head, D width.
+"""
+
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from energylab.energies import (
+    ConditionalEnergy,
+    InteractionEnergy,
+    LowRankTerm,
+    PerHeadDiagonalTerm,
+    SharedDiagonalTerm,
+)
+
+ABSORBED_BREAK_EVEN = 1.5
+"""How many times the multiplications of the explicit form the absorbed one may spend and still be faster on a CPU: its
+products are larger and it has fewer passes over memory. Measured at (N, D, H) = (48, 64, 4), (64, 128, 4) and
+(256, 256, 8), where the ratios are 1.2, 1.0 and 2.7."""
+
+
+def fast_interaction(energy: InteractionEnergy) -> ConditionalEnergy:
+    """The same energy with the fastest ``force`` that plain PyTorch has for it."""
+    low_rank, *diagonal = energy.terms
+    if not isinstance(low_rank, LowRankTerm) or energy.hidden_NJ is None:
+        return energy
+    if not diagonal:
+        return FusedAttention(energy, low_rank)
+    if len(diagonal) == 1 and low_rank.rotary is None and _absorbing_pays(low_rank, diagonal[0]):
+        return AbsorbedInteraction(energy)
+    return energy
+
+
+class FastInteraction(ConditionalEnergy):
+    """An ``InteractionEnergy`` with another ``force``. Value, curvature and single positions are the reference's."""
+
+    def __init__(self, reference: InteractionEnergy):
+        self.reference = reference
+
+    def value(self, z: Tensor) -> Tensor:
+        return self.reference.value(z)
+
+    def hvp(self, z: Tensor, v: Tensor) -> Tensor:
+        return self.reference.hvp(z, v)
+
+    def at(self, position: int) -> InteractionEnergy:
+        return self.reference.at(position)
+
+
+@final
+class FusedAttention(FastInteraction):
+    """Low rank alone, by ``scaled_dot_product_attention(q, k, k)``. A second derivative raises RuntimeError."""
+
+    def __init__(self, reference: InteractionEnergy, low_rank: LowRankTerm):
+        super().__init__(reference)
+        self.low_rank = low_rank
+        self.k_BHNK = once_differentiable(low_rank.k_BHJK)
+
+    def force(self, z: Tensor) -> Tensor:
+        q_BHNK = once_differentiable(self.low_rank.queries(z))
+        o_BHNK = F.scaled_dot_product_attention(
+            q_BHNK, self.k_BHNK, self.k_BHNK, is_causal=True, scale=1 / self.reference.temperature
+        )
+        return self.low_rank.read_out_heads(o_BHNK)
+
+
+@final
+class AbsorbedInteraction(FastInteraction):
+    """Low rank plus one diagonal, without rotary positions, by ``b_j^k = A_k u_j``, formed once."""
+
+    def __init__(self, reference: InteractionEnergy):
+        super().__init__(reference)
+        low_rank, diagonal = reference.terms
+        b_BHND = _absorb(low_rank) + _absorb(diagonal)
+        self.heads = b_BHND.shape[1]
+        self.b_BCD = b_BHND.flatten(1, 2)  # C = H·N: all heads' keys, one below the other
+        mask_NJ = torch.zeros_like(reference.hidden_NJ, dtype=b_BHND.dtype).masked_fill_(
+            reference.hidden_NJ, -torch.inf
+        )
+        self.mask_NC = mask_NJ.repeat(1, self.heads)
+
+    def force(self, z: Tensor) -> Tensor:
+        logits_BNC = torch.baddbmm(self.mask_NC, z, self.b_BCD.mT, alpha=1 / self.reference.temperature)
+        p_BNC = logits_BNC.unflatten(-1, (self.heads, -1)).softmax(-1).flatten(2)
+        return p_BNC @ self.b_BCD
+
+
+def _absorb(term: LowRankTerm | SharedDiagonalTerm | PerHeadDiagonalTerm) -> Tensor:
+    """``A_k u_j`` of one term, broadcastable to (B, H, N, D)."""
+    if isinstance(term, LowRankTerm):
+        return term.k_BHJK @ term.query_HKD
+    if isinstance(term, SharedDiagonalTerm):
+        return (term.u_BJD * term.diagonal_D).unsqueeze(1)
+    return term.u_BJD.unsqueeze(1) * term.diagonal_HD[:, None]
+
+
+def _absorbing_pays(low_rank: LowRankTerm, diagonal: SharedDiagonalTerm | PerHeadDiagonalTerm) -> bool:
+    heads, length, rank = low_rank.k_BHJK.shape[1:]
+    width = diagonal.u_BJD.shape[-1]
+    # multiplications of one step at one position, over 2: projections and their transposes, low rank, diagonal
+    diagonals = 1 if isinstance(diagonal, SharedDiagonalTerm) else heads
+    explicit = heads * rank * width + heads * length * rank + diagonals * length * width
+    return heads * length * width <= ABSORBED_BREAK_EVEN * explicit
+
+
+def once_differentiable(x: Tensor) -> Tensor:
+    """x itself, but a gradient that came through here refuses to be differentiated again, in one clear line."""
+    return _OnceDifferentiable.apply(x)
+
+
+class _OnceDifferentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        return _Refuse.apply(grad)
+
+
+class _Refuse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, grad: Tensor) -> Tensor:
+        return grad.view_as(grad)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        raise RuntimeError('second derivative: this fast path has only a first one; use backend="reference"')

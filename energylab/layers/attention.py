@@ -1,0 +1,113 @@
+"""Causal multi-head attention as descent on the interaction energy."""
+
+import math
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from energylab.energies import (
+    ConditionalEnergy,
+    InteractionEnergy,
+    InteractionTerm,
+    LowRankTerm,
+    PerHeadDiagonalTerm,
+    RotaryPositions,
+    SharedDiagonalTerm,
+    hidden_future,
+)
+from energylab.kernels.pytorch import fast_interaction
+from energylab.layers.base import EnergyLayer, check_choice, check_positive
+
+DIAGONALS = ("none", "shared", "per_head")
+
+
+@final
+class CEMAttention(EnergyLayer):
+    r"""T steps down ``E(z_i | u) = − τ Σ_k log Σ_{j≤i} exp( z_iᵀ A_k u_j / τ )``, with u = norm(h) and z = norm(x).
+
+    ``A_k = diag(d_k) + W_Qkᵀ W_Kk``. With T = 1, P = I, η = 1 and no diagonal the layer is h plus causal multi-head
+    attention with ``W_V = W_K`` and ``W_O = W_Qᵀ``: 2·H·d_h·D weights, half of ordinary attention's.
+
+    Args:
+        width: D.
+        heads: H.
+        recursions: T, the steps taken; more of them add no parameters.
+        head_dim: d_h, the rank of each head's interaction; D/H by default.
+        diagonal: ``none``, ``shared`` (one d for all heads, D parameters) or ``per_head`` (H·D parameters).
+        temperature: τ; sqrt(d_h) by default.
+        rotary: turn queries and keys by their position; needs an even head_dim. The diagonal is not turned.
+        preconditioner, rank: P and the rank of its low-rank part.
+        step_size: the initial η, a number or one number a step; 1/T by default. Learned.
+        update_rule: ``gradient``, ``heavy_ball`` or ``nesterov``.
+        history: ``fixed``, or ``refreshed``: u_t = norm(x_t) at each step, the looped reading.
+        backend: ``reference``, elementary operations, differentiable twice; ``torch``, fused PyTorch; or
+            ``auto``.
+
+    Parameters: ``query_weight`` and ``key_weight`` (H, d_h, D), ``diagonal`` (D,) or (H, D) or None, ``step_size``.
+
+    For the gradient rule with P = I and a fixed history every η > 0 lowers the energy at every position and step, because
+    E is concave in z and normalising cannot turn z away from the step.
+
+    Raises ValueError for a setting out of range. Source: arXiv 2605.07588.
+
+    >>> layer = CEMAttention(width=64, heads=4, recursions=2, diagonal="shared")
+    >>> h = torch.randn(8, 24, 64)
+    >>> layer(h).shape, layer.trace(h).energy.shape
+    (torch.Size([8, 24, 64]), torch.Size([3, 8, 24]))
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        recursions: int = 1,
+        head_dim: int | None = None,
+        diagonal: str = "none",
+        temperature: float | None = None,
+        rotary: bool = False,
+        preconditioner: str = "none",
+        rank: int = 8,
+        step_size: float | Sequence[float] | None = None,
+        update_rule: str = "gradient",
+        history: str = "fixed",
+        backend: str = "auto",
+    ):
+        super().__init__(width, recursions, preconditioner, rank, step_size, update_rule, history, backend)
+        self.heads = check_positive("heads", heads)
+        self.head_dim = resolve_head_dim(width, heads, head_dim, rotary)
+        if temperature is not None and not 0 < temperature < math.inf:
+            raise ValueError(f"temperature: expected a positive number, got {temperature!r}")
+        self.temperature = math.sqrt(self.head_dim) if temperature is None else float(temperature)
+        self.rotary = rotary
+        self.query_weight = nn.Parameter(torch.randn(heads, self.head_dim, width) / math.sqrt(width))
+        self.key_weight = nn.Parameter(torch.randn(heads, self.head_dim, width) / math.sqrt(width))
+        check_choice("diagonal", diagonal, DIAGONALS)
+        self.diagonal: nn.Parameter | None = None
+        if diagonal != "none":
+            self.diagonal = nn.Parameter(torch.zeros((width,) if diagonal == "shared" else (heads, width)))
+
+    def _condition(self, u: Tensor) -> ConditionalEnergy:
+        length = u.shape[1]
+        rotary = None
+        if self.rotary:
+            rotary = RotaryPositions(torch.arange(length, device=u.device), self.head_dim, u.dtype)
+        terms: list[InteractionTerm] = [LowRankTerm(u, self.query_weight, self.key_weight, rotary)]
+        if self.diagonal is not None:
+            term = SharedDiagonalTerm if self.diagonal.ndim == 1 else PerHeadDiagonalTerm
+            terms.append(term(u, self.diagonal))
+        energy = InteractionEnergy(tuple(terms), self.temperature, hidden_future(length, u.device))
+        return energy if self.backend == "reference" else fast_interaction(energy)
+
+
+def resolve_head_dim(width: int, heads: int, head_dim: int | None, rotary: bool) -> int:
+    """``head_dim``, or width/heads; ValueError if that is no integer, or odd where positions are rotary."""
+    if head_dim is None:
+        if width % heads:
+            raise ValueError(f"heads: expected a divisor of the width {width} (or a head_dim), got {heads}")
+        head_dim = width // heads
+    check_positive("head_dim", head_dim)
+    if rotary and head_dim % 2:
+        raise ValueError(f"head_dim: expected an even number for rotary positions, got {head_dim}")
+    return head_dim

@@ -1,0 +1,116 @@
+"""What all layers that descend a conditional energy share: the step size, the preconditioner, T, and the trace."""
+
+import abc
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from energylab.energies import ConditionalEnergy
+from energylab.layers.descent import UPDATE_RULES, Recorder, Trace, descend, norm
+from energylab.layers.preconditioner import make_preconditioner
+
+BACKENDS = ("auto", "reference", "torch")
+
+
+class EnergyLayer(nn.Module, abc.ABC):
+    """A layer that conditions an energy on its input and takes ``T`` steps down it.
+
+        x_0 = h ,    x_{t+1} = x_t − η P ∇E(norm(x_t) | norm(h)) ,    output x_T
+
+    x_T already contains h: nothing is added outside. ``h`` is (B, N, D). A subclass gives ``_condition``: the energy, from
+    the normalised history.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        recursions: int,
+        preconditioner: str,
+        rank: int,
+        step_size: float | Sequence[float] | None,
+        update_rule: str,
+        history: str,
+        backend: str,
+    ):
+        super().__init__()
+        self.width = check_positive("width", width)
+        self.recursions = check_positive("recursions", recursions)
+        self.preconditioner = make_preconditioner(preconditioner, width, rank)
+        self.step_size = nn.Parameter(_initial_step_size(step_size, recursions))
+        self.update_rule = UPDATE_RULES[check_choice("update_rule", update_rule, tuple(UPDATE_RULES))]
+        self.history = check_choice("history", history, ("fixed", "refreshed"))
+        self.backend = check_choice("backend", backend, BACKENDS)
+
+    @abc.abstractmethod
+    def _condition(self, u: Tensor) -> ConditionalEnergy:
+        """The energy given the normalised history u, (B, N, D)."""
+
+    def condition(self, h: Tensor) -> ConditionalEnergy:
+        """The conditional energy ``E(· | norm(h))``; keys and gates are computed here, once."""
+        return self._condition(norm(h))
+
+    def forward(self, h: Tensor, recursions: int | None = None) -> Tensor:
+        """``x_T``, (B, N, D). ``recursions`` overrides T; step sizes beyond the trained ones repeat the last."""
+        return self._descend(h, recursions, None)
+
+    def energy(self, x: Tensor, h: Tensor) -> Tensor:
+        """``E(norm(x) | norm(h))``, (B, N)."""
+        return self.condition(h).value(norm(x))
+
+    def gradient(self, x: Tensor, h: Tensor) -> Tensor:
+        """``∇E`` with respect to z, at z = norm(x), (B, N, D)."""
+        return self.condition(h).gradient(norm(x))
+
+    @torch.no_grad()
+    def trace(self, h: Tensor, recursions: int | None = None) -> Trace:
+        """The descent from h, step by step. Recording does not change the output by a bit.
+
+        Under ``history="refreshed"`` the energies are ``E(z_t | u_t)``: each step has an energy of its own, they cannot be
+        compared across t, and no descent is claimed.
+        """
+        recorder = Recorder()
+        self._descend(h, recursions, recorder)
+        return recorder.trace()
+
+    def _descend(self, h: Tensor, recursions: int | None, observe: Recorder | None) -> Tensor:
+        recursions = self.recursions if recursions is None else check_positive("recursions", recursions)
+        energy = self.condition(h)
+        return descend(
+            (lambda x: energy) if self.history == "fixed" else self.condition,
+            h,
+            self._step_sizes(recursions),
+            self.preconditioner,
+            self.update_rule,
+            observe,
+        )
+
+    def _step_sizes(self, recursions: int) -> Sequence[Tensor]:
+        if self.step_size.ndim == 0:
+            return [self.step_size] * recursions
+        sizes = self.step_size.unbind()
+        return [sizes[min(t, len(sizes) - 1)] for t in range(recursions)]
+
+
+def check_positive(key: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{key}: expected an integer of at least 1, got {value!r}")
+    return value
+
+
+def check_choice(key: str, value: str, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise ValueError(f"{key}: expected one of {', '.join(choices)}, got {value!r}")
+    return value
+
+
+def _initial_step_size(step_size: float | Sequence[float] | None, recursions: int) -> Tensor:
+    """One scalar for all steps, or one value a step; 1/T by default."""
+    if step_size is None:
+        return torch.tensor(1.0 / recursions)
+    sizes = torch.as_tensor(step_size, dtype=torch.get_default_dtype())
+    if sizes.shape not in ((), (recursions,)) or not sizes.isfinite().all():
+        raise ValueError(
+            f"step_size: expected one finite number, or {recursions} of them (recursions), got {step_size!r}"
+        )
+    return sizes.clone()

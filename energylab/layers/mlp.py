@@ -1,0 +1,58 @@
+"""A gated MLP as descent on the element-wise energy."""
+
+import math
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from energylab.energies import Activation, ElementwiseEnergy, Quadratic, SiLU
+from energylab.layers.base import EnergyLayer, check_choice, check_positive
+
+ACTIVATIONS: dict[str, Activation] = {"silu": SiLU(), "quadratic": Quadratic()}
+
+
+@final
+class CEMMLP(EnergyLayer):
+    r"""T steps down ``E(z_i | u_i) = − Σ_m ψ(v_mᵀ u_i) Φ(w_mᵀ z_i)``, with u = norm(h) and z = norm(x).
+
+    One step with P = I is ``h + η Wᵀ( φ(W z) ⊙ ψ(V u) )``, a gated MLP whose down-projection is the transposed
+    up-projection: 2·M·D weights, two thirds of an ordinary gated MLP's.
+
+    Args:
+        width: D.
+        hidden: M.
+        recursions: T.
+        activation: ``silu`` (φ = SiLU, ψ = identity) or ``quadratic`` (φ = identity, ψ = SiLU).
+        preconditioner, rank, step_size, update_rule, history, backend: as for ``CEMAttention``. Under a refreshed
+            history the gate is recomputed from x_t at each step.
+
+    Parameters: ``weight`` W and ``gate_weight`` V, (M, D) each, and ``step_size``.
+
+    This energy is not concave, and a large step can climb. Raises ValueError for a setting out of range. Source: arXiv
+    2605.07588.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        recursions: int = 1,
+        activation: str = "silu",
+        preconditioner: str = "none",
+        rank: int = 8,
+        step_size: float | Sequence[float] | None = None,
+        update_rule: str = "gradient",
+        history: str = "fixed",
+        backend: str = "auto",
+    ):
+        super().__init__(width, recursions, preconditioner, rank, step_size, update_rule, history, backend)
+        self.hidden = check_positive("hidden", hidden)
+        self.activation = ACTIVATIONS[check_choice("activation", activation, tuple(ACTIVATIONS))]
+        self.weight = nn.Parameter(torch.randn(hidden, width) / math.sqrt(width))
+        self.gate_weight = nn.Parameter(torch.randn(hidden, width) / math.sqrt(width))
+
+    def _condition(self, u: Tensor) -> ElementwiseEnergy:
+        return ElementwiseEnergy(self.activation.gate(F.linear(u, self.gate_weight)), self.weight, self.activation)

@@ -1,0 +1,203 @@
+"""In-context regressors: a decoder of CEM layers, Llama layers, or a mixture, that reads pairs and predicts the next y."""
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from energylab.layers import CEMMLP, CEMAttention, EnergyLayer, LlamaAttention, LlamaMLP, Trace, norm
+from energylab.layers.attention import DIAGONALS, resolve_head_dim
+from energylab.layers.base import check_choice, check_positive
+from energylab.layers.mlp import ACTIVATIONS
+from energylab.layers.preconditioner import KINDS
+from energylab.tasks import token_layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What a model is made of. Raises ValueError, naming the field, for a value out of range."""
+
+    width: int = 64
+    """D, the width of the residual stream."""
+    depth: int = 2
+    """Blocks; a block is an attention layer and, unless ``mlp`` is ``none``, an MLP layer."""
+    heads: int = 4
+    head_dim: int | None = None
+    """The rank of each head; width/heads by default."""
+    hidden: int = 128
+    """M, the units of an MLP."""
+    attention: str = "cem"
+    """``cem`` or ``llama``."""
+    mlp: str = "cem"
+    """``cem``, ``llama`` or ``none``."""
+    recursions: int = 2
+    """T, the steps inside every CEM layer."""
+    attention_recursions: int | None = None
+    """T of the attention layers where it differs."""
+    mlp_recursions: int | None = None
+    """T of the MLP layers where it differs."""
+    diagonal: str = "shared"
+    """Of the interaction: ``none``, ``shared`` or ``per_head``."""
+    preconditioner: str = "none"
+    """``none``, ``diagonal``, ``diagonal_low_rank`` or ``diagonal_low_rank_positive``."""
+    rank: int = 8
+    """The rank of the preconditioner's low-rank part."""
+    activation: str = "silu"
+    """Of the CEM MLP: ``silu`` or ``quadratic``."""
+    history: str = "fixed"
+    """``fixed``, or ``refreshed``: keys and gates recomputed from x_t at each step."""
+    update_rule: str = "gradient"
+    """``gradient``, ``heavy_ball`` or ``nesterov``."""
+    positions: str = "none"
+    """``none`` or ``rotary``."""
+    tokens: str = "interleaved"
+    """The layout of pairs as tokens."""
+    input_dim: int = 1
+    """d_x."""
+    head: str = "point"
+    """``point`` predicts y; ``gaussian`` its mean and variance."""
+    backend: str = "auto"
+    """``auto``, ``reference`` or ``torch``."""
+
+    def __post_init__(self) -> None:
+        for key in ("width", "depth", "heads", "hidden", "recursions", "rank", "input_dim"):
+            check_positive(key, getattr(self, key))
+        for key in ("attention_recursions", "mlp_recursions"):
+            if getattr(self, key) is not None:
+                check_positive(key, getattr(self, key))
+        check_choice("attention", self.attention, ("cem", "llama"))
+        check_choice("mlp", self.mlp, ("cem", "llama", "none"))
+        check_choice("diagonal", self.diagonal, DIAGONALS)
+        check_choice("preconditioner", self.preconditioner, KINDS)
+        check_choice("activation", self.activation, tuple(ACTIVATIONS))
+        check_choice("positions", self.positions, ("none", "rotary"))
+        check_choice("head", self.head, ("point", "gaussian"))
+        token_layout(self.tokens)
+        resolve_head_dim(self.width, self.heads, self.head_dim, self.positions == "rotary")
+        # what only a layer checks, it checks here, before any run starts
+        with torch.device("meta"):
+            _attention(self)
+            _mlp(self)
+
+    @property
+    def has_energy(self) -> bool:
+        """Whether any layer descends an energy, so that T means something."""
+        return "cem" in (self.attention, self.mlp)
+
+
+@dataclass(frozen=True)
+class LayerTrace(Trace):
+    """A layer's ``Trace`` with its name (``block 0 attention``) and what stands at each of the N positions."""
+
+    name: str
+    tokens: tuple[str, ...]
+    """``query`` or ``pair``, per position."""
+    pairs: Tensor
+    """The index k of the pair that each position belongs to, (N,)."""
+
+
+@final
+class InContextRegressor(nn.Module):
+    """A causal decoder for in-context regression.
+
+    ``model(x, y)``, with x (B, N, d_x) and y (B, N), predicts every y_k from x_k and the pairs before it. With the ``point``
+    head it returns (B, N); with the ``gaussian`` head the mean and the variance, each (B, N).
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        self.layout = token_layout(config.tokens)
+        self.read_in = nn.Linear(self.layout.width(config.input_dim), config.width)
+        layers: dict[str, nn.Module] = {}
+        for block in range(config.depth):
+            layers[f"block {block} attention"] = _attention(config)
+            if (mlp := _mlp(config)) is not None:
+                layers[f"block {block} mlp"] = mlp
+        self.layer_names = tuple(layers)
+        self.layers = nn.ModuleList(layers.values())
+        self.read_out = nn.Linear(config.width, 1 if config.head == "point" else 2)
+        for linear in (self.read_in, self.read_out):
+            nn.init.normal_(linear.weight, std=1 / math.sqrt(linear.in_features))
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        h = self.embed(x, y)
+        for layer in self.layers:
+            h = layer(h)
+        return self._predict(h, num_points=x.shape[1])
+
+    def embed(self, x: Tensor, y: Tensor) -> Tensor:
+        """The input of the first layer, (B, tokens, D)."""
+        return self.read_in(self.layout.encode(x, y))
+
+    @torch.no_grad()
+    def trace(self, x: Tensor, y: Tensor) -> list[LayerTrace]:
+        """The descent of every CEM layer on these tasks, in order."""
+        tokens, pairs = self.layout.kinds(x.shape[1])
+        traces = []
+        h = self.embed(x, y)
+        for name, layer in zip(self.layer_names, self.layers, strict=True):
+            if isinstance(layer, EnergyLayer):
+                trace = layer.trace(h)
+                traces.append(LayerTrace(**vars(trace), name=name, tokens=tuple(tokens), pairs=torch.as_tensor(pairs)))
+                h = trace.states[-1]
+            else:
+                h = layer(h)
+        return traces
+
+    def _predict(self, h: Tensor, num_points: int) -> Tensor | tuple[Tensor, Tensor]:
+        output = self.read_out(norm(h[:, self.layout.query_positions(num_points).to(h.device)]))
+        if self.config.head == "point":
+            return output.squeeze(-1)
+        mean, raw = output.unbind(-1)
+        return mean, F.softplus(raw) + VARIANCE_FLOOR
+
+
+VARIANCE_FLOOR = 1e-6
+"""Added to the Gaussian head's variance, far below any noise variance, so that its logarithm stays finite."""
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Learned scalars, every one."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _attention(config: ModelConfig) -> nn.Module:
+    rotary = config.positions == "rotary"
+    if config.attention == "llama":
+        return LlamaAttention(config.width, config.heads, config.head_dim, rotary, config.depth)
+    return CEMAttention(
+        config.width,
+        config.heads,
+        config.attention_recursions or config.recursions,
+        head_dim=config.head_dim,
+        diagonal=config.diagonal,
+        rotary=rotary,
+        preconditioner=config.preconditioner,
+        rank=config.rank,
+        update_rule=config.update_rule,
+        history=config.history,
+        backend=config.backend,
+    )
+
+
+def _mlp(config: ModelConfig) -> nn.Module | None:
+    if config.mlp == "none":
+        return None
+    if config.mlp == "llama":
+        return LlamaMLP(config.width, config.hidden, config.depth)
+    return CEMMLP(
+        config.width,
+        config.hidden,
+        config.mlp_recursions or config.recursions,
+        activation=config.activation,
+        preconditioner=config.preconditioner,
+        rank=config.rank,
+        update_rule=config.update_rule,
+        history=config.history,
+        backend=config.backend,
+    )

@@ -1,0 +1,279 @@
+"""The few pieces that figures are made of: panels, lines over seeds, references, legend, caption.
+
+Every function takes frames in long form and draws on the axes that it is given; none reads a file.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from energylab.analysis.statistics import over_seeds
+from energylab.plotting.style import INK, NEUTRAL, VariantStyle, VenueFigure, recursion_colour, style, variant_styles
+
+MARGIN = 0.05  # inches kept free at the left and right of a caption
+
+
+# --- panels ---------------------------------------------------------------------------------------------------------
+
+
+def columns_that_fit(count: int, narrowest: float) -> int:
+    """How many of `count` panels, each at least `narrowest` inches wide, stand side by side in the active venue."""
+    with style() as venue:
+        return max(1, min(count, int(venue.width / narrowest)))
+
+
+def new_figure(rows: int, columns: int, *, shape: float = 0.72) -> tuple[VenueFigure, np.ndarray]:
+    """A figure for the active venue and its (rows, columns) array of axes; `shape`: height over width of a cell."""
+    with style() as venue:
+        height = min(max(shape * venue.width / columns, 1.25), 2.7)
+        figure = VenueFigure(venue.name, rows * height)
+        return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def finish(figure: VenueFigure, *paragraphs: str) -> None:
+    """What every figure ends with: panel letters, aligned labels, one legend the caption."""
+    if len(figure.axes) > 1:
+        for number, axes in enumerate(figure.axes):
+            axes.set_title(f"({_letters(number)}) {axes.get_title(loc='left')}".rstrip(), loc="left")
+    figure.align_ylabels()
+    legend(figure)
+    caption(figure, *paragraphs)
+
+
+def _letters(number: int) -> str:
+    more, last = divmod(number, 26)
+    return (_letters(more - 1) if more else "") + "abcdefghijklmnopqrstuvwxyz"[last]
+
+
+# --- lines over seeds -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """The rows of one variant at one T, and how they look in every panel."""
+
+    variant: str
+    recursions: int | None  # None: a model without recursions
+    label: str
+    colour: str
+    style: VariantStyle
+    rows: pd.DataFrame
+
+
+def series(frame: pd.DataFrame) -> list[Series]:
+    """The series of a frame with columns `variant` and `T`, by variant and rising T; models without recursions last."""
+    styles = variant_styles(frame["variant"].unique())
+    found = []
+    for key, rows in frame.groupby(["variant", "T"], sort=True, dropna=False, observed=True):
+        assert isinstance(key, tuple)
+        variant, recursions = key
+        if none := pd.isna(recursions):
+            label, colour = str(variant), NEUTRAL
+        else:
+            label, colour = f"{variant} $T={int(recursions)}$", recursion_colour(int(recursions))
+        found.append(
+            Series(
+                variant=str(variant),
+                recursions=None if none else int(recursions),
+                label=label,
+                colour=colour,
+                style=styles[str(variant)],
+                rows=rows,
+            )
+        )
+    return sorted(found, key=lambda one: one.recursions is None)
+
+
+def mean_line(axes: Axes, one: Series, x: str, y: str, *, marker: bool = False) -> pd.DataFrame:
+    """Mean of `y` over seeds against `x`, its 95 % Student-t band, and each seed as a thin line behind.
+
+    Returns what `over_seeds` gives for each x. With one seed there is neither a band nor a thin line.
+    """
+    summary = over_seeds(one.rows, y, [x])
+    if np.max(summary["n"]) > 1:
+        for _, seed in one.rows.groupby("seed"):
+            seed = seed.sort_values(x)
+            axes.plot(seed[x], seed[y], color=one.colour, linewidth=0.45, alpha=0.5, zorder=1.5)
+        axes.fill_between(
+            summary[x], summary["low"], summary["high"], color=one.colour, alpha=0.16, linewidth=0, zorder=1
+        )
+    axes.plot(
+        summary[x],
+        summary["mean"],
+        color=one.colour,
+        linestyle=one.style.line,
+        marker=one.style.marker if marker else "",
+        label=one.label,
+        zorder=3,
+    )
+    return summary
+
+
+def mean_level(axes: Axes, one: Series, y: str) -> pd.DataFrame:
+    """Mean of `y` over seeds as a level across the panel, with its 95 % Student-t band and each seed as a thin line."""
+    summary = over_seeds(one.rows.assign(_all=0), y, ["_all"])
+    interval = summary.iloc[0]
+    if interval["n"] > 1:
+        for value in one.rows[y]:
+            axes.axhline(value, color=one.colour, linewidth=0.45, alpha=0.5, zorder=1.5)
+        axes.axhspan(interval["low"], interval["high"], color=one.colour, alpha=0.16, linewidth=0, zorder=1)
+    axes.axhline(interval["mean"], color=one.colour, linestyle=one.style.line, label=one.label, zorder=2)
+    return summary.drop(columns="_all")
+
+
+def mean_points(axes: Axes, members: Sequence[Series], x: str, y: str, *, factor: float = 1.0) -> pd.DataFrame:
+    """The series of one variant as points: the mean of `y` over seeds at each one's `x`, its 95 % Student-t interval
+    as a bar.
+
+    Thin lines join the points of a seed, a line in the variant's style joins the means. `factor` multiplies x, to set
+    variants beside each other on a log axis. Returns what `over_seeds` gives for each x.
+    """
+    rows = pd.concat([one.rows for one in members]).sort_values(x)
+    summary = over_seeds(rows, y, [x])
+    look = members[0].style
+    if np.max(summary["n"]) > 1:
+        for _, seed in rows.groupby("seed"):
+            axes.plot(
+                seed[x] * factor,
+                seed[y],
+                color=NEUTRAL,
+                linewidth=0.45,
+                alpha=0.7,
+                marker=".",
+                markersize=1.5,
+                zorder=1.5,
+            )
+    axes.plot(summary[x] * factor, summary["mean"], color=INK, linewidth=0.8, linestyle=look.line, zorder=2)
+    colours = {place: one.colour for one in members for place in one.rows[x]}
+    for place, mean, low, high in summary[[x, "mean", "low", "high"]].itertuples(index=False):
+        axes.plot([place * factor] * 2, [low, high], color=colours[place], linewidth=1.6, zorder=3)
+        axes.plot(
+            [place * factor], [mean], color=colours[place], linestyle="", marker=look.marker, markersize=5, zorder=4
+        )
+    axes.plot([], [], color=INK, linewidth=0.8, linestyle=look.line, marker=look.marker, label=members[0].variant)
+    return summary
+
+
+def reference(axes: Axes, frame: pd.DataFrame, x: str, y: str, line: str, label: str) -> None:
+    """A reference that does not depend on the model, such as the floor: column `y` of any run, drawn once.
+
+    Raises ValueError if the runs disagree on it: they were then tested on different tasks, and do not belong in one
+    panel.
+    """
+    places, values = frame[x].to_numpy(float), frame[y].to_numpy(float)
+    grid = np.unique(places)
+    low, high = (np.array([end(values[places == place]) for place in grid]) for end in (np.min, np.max))
+    if not np.allclose(low, high, rtol=1e-6, atol=0):
+        raise ValueError(
+            f"{y}: expected the same reference for all runs of a panel, got values that differ by up to "
+            f"{np.max(high - low):.3g}; the runs were tested on different tasks"
+        )
+    axes.plot(grid, low, color=INK, linestyle=line, linewidth=1.0, label=label, zorder=2.5)
+
+
+# --- axes -----------------------------------------------------------------------------------------------------------
+
+
+def show_range(axes: Axes, values: Iterable[float], summaries: Sequence[pd.DataFrame] = (), *, stretch: float) -> bool:
+    """Choose y limits that hold all `values`, and the intervals of `summaries` as far as `stretch` times the range of
+    the values beyond it.
+
+    With two seeds the t quantile is 12.7, and a band may be so wide that nothing else could be seen. Returns whether
+    one is cut off.
+    """
+    shown, ends = _finite(values), _finite(end for one in summaries for end in (*one["low"], *one["high"]))
+    low, high = float(shown.min()), float(shown.max())
+    room = stretch * ((high - low) or abs(high) or 1.0)
+    bottom = max(low - room, min(low, ends.min(initial=low)))
+    top = min(high + room, max(high, ends.max(initial=high)))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10]))
+    pad = 0.05 * ((top - bottom) or abs(top) or 1.0)
+    axes.set_ylim(bottom - pad, top + pad)
+    return bool(ends.min(initial=low) < bottom or ends.max(initial=high) > top)
+
+
+def _finite(values: Iterable[float]) -> np.ndarray:
+    array = np.asarray(list(values), dtype=np.float64)
+    return array[np.isfinite(array)]
+
+
+def recursion_axis(axes: Axes, recursions: Iterable[int]) -> None:
+    """x is T, on a log2 axis, with a tick for each T that was run."""
+    ticks = sorted(set(recursions))
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xlim(ticks[0] / 1.4, ticks[-1] * 1.4)
+    axes.set_xlabel("recursions $T$")
+
+
+def whole_number_axis(axes: Axes, last: int, label: str) -> None:
+    """x counts from 0 to `last`."""
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.set_xlim(-0.03 * max(last, 1), 1.03 * max(last, 1))
+    axes.set_xlabel(label)
+
+
+# --- words ----------------------------------------------------------------------------------------------------------
+
+
+def seeds_note(counts: Iterable[int], mark: str) -> str:
+    """How many seeds a figure shows, and which interval; `mark` says how the interval is drawn ("Bands", "Bars")."""
+    counts = set(map(int, counts))
+    if max(counts) == 1:
+        return "$n=1$ seed, hence no interval."
+    alone = "" if min(counts) > 1 else " (none where $n=1$)"
+    return f"Mean over {count(counts)}, each seed thin. {mark}: 95% Student-$t$ interval over seeds{alone}."
+
+
+def count(counts: Iterable[int]) -> str:
+    """$n=3$ seeds, or the range where it is not the same everywhere."""
+    least, most = min(counts := set(map(int, counts))), max(counts)
+    return f"$n={most}$ seed{'s' * (most > 1)}" if least == most else f"$n={least}$ to ${most}$ seeds"
+
+
+def legend(figure: VenueFigure) -> None:
+    """One legend for all panels, above them, each label once, in as few rows as fit, read row by row."""
+    entries = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    labels = list(entries)
+    with style(figure.venue):
+        for rows in range(1, len(labels) + 1):
+            columns = math.ceil(len(labels) / rows)
+            down = [label for column in range(columns) for label in labels[column::columns]]  # matplotlib fills columns
+            box = figure.legend([entries[label] for label in down], down, loc="outside upper center", ncols=columns)
+            extent = box.get_window_extent()
+            if extent.width <= figure.bbox.width or columns == 1:
+                figure.grow(extent.height / figure.dpi)
+                return
+            box.remove()
+
+
+def caption(figure: VenueFigure, *paragraphs: str) -> None:
+    """Paragraphs below the panels, wrapped at the figure's width; the page grows to hold them. Skips empty ones."""
+    if not any(paragraphs):
+        return
+    with style(figure.venue) as venue:
+        text = figure.supxlabel("", x=MARGIN / figure.get_figwidth(), ha="left", fontsize=venue.small, color=INK)
+        room = figure.bbox.width - 2 * MARGIN * figure.dpi
+        lines = []
+        for paragraph in paragraphs:
+            line = ""
+            for word in re.findall(r"(?:\$[^$]*\$|\S)+", paragraph):  # a formula stays on one line
+                text.set_text(f"{line} {word}".lstrip())
+                if line and text.get_window_extent().width > room:
+                    lines.append(line)
+                    text.set_text(word)
+                line = text.get_text()
+            lines += [line] if line else []
+        text.set_text("\n".join(lines))
+        figure.grow(text.get_window_extent().height / figure.dpi + 0.05)

@@ -1,0 +1,154 @@
+"""What a run is, and what a study is: frozen values that validate themselves.
+
+A run is named by its settings: `RunConfig.name` ends in a hash of the resolved config, so that the same settings always meet
+the same directory, and changed ones never overwrite it. Where and how a run executes (device, how often it logs and saves) is
+no setting, and stays out of the name.
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from energylab.models import ModelConfig
+from energylab.tasks import GaussianProcessPrior
+from energylab.training import TrainingConfig
+
+# Fields of TrainingConfig that say where and how a run executes: they change no result.
+EXECUTION_FIELDS = ("device", "log_every", "save_every")
+
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,79}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One run: a model, trained on tasks from a prior, from one seed.
+
+    `prior` may be the name of a preset; it is resolved on construction. Seeds of initialisation and data are derived from
+    `seed`, so runs of one seed see the same tasks in the same order.
+
+    >>> RunConfig(variant="CEM", seed=0, prior="fixed", num_points=24, model=ModelConfig(recursions=2),
+    ...           training=TrainingConfig(steps=200)).name.rpartition("-")[0]
+    'CEM-T2-seed0'
+
+    Raises ValueError, naming the key, the value and what is allowed.
+    """
+
+    variant: str
+    """What is compared, in words: the name of a curve in a figure."""
+    seed: int
+    """Root seed of the run's initialisation and data."""
+    prior: GaussianProcessPrior
+    """The prior of the tasks, or the name of one of its presets."""
+    num_points: int
+    """Pairs (x, y) in a task."""
+    model: ModelConfig
+    training: TrainingConfig
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.variant, str) or not 1 <= len(self.variant) <= 80 or not self.variant.isprintable():
+            raise ValueError(f"variant: expected a printable name of 1 to 80 characters, got {self.variant!r}")
+        if type(self.seed) is not int or self.seed < 0:
+            raise ValueError(f"seed: expected an integer of at least 0, got {self.seed!r}")
+        if isinstance(self.prior, str):
+            object.__setattr__(self, "prior", GaussianProcessPrior.preset(self.prior))
+        if type(self.num_points) is not int or self.num_points < 1:
+            raise ValueError(f"num_points: expected an integer of at least 1, got {self.num_points!r}")
+        for key, kind in (("prior", GaussianProcessPrior), ("model", ModelConfig), ("training", TrainingConfig)):
+            if not isinstance(getattr(self, key), kind):
+                raise ValueError(f"{key}: expected a {kind.__name__}, got {getattr(self, key)!r}")
+        if self.model.input_dim != self.prior.input_dim:
+            raise ValueError(
+                f"model.input_dim: expected {self.prior.input_dim}, the input_dim of the prior, got {self.model.input_dim}"
+            )
+
+    @property
+    def recursions(self) -> int | None:
+        """T, or None for a model without a CEM layer: it has no recursion."""
+        return self.model.recursions if self.model.has_energy else None
+
+    @property
+    def name(self) -> str:
+        """The run's directory: readable, and ending in 8 hexadecimal digits of the SHA-256 of its settings."""
+        settings = json.dumps(_canonical(self.settings()), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
+        words = re.sub(r"[^A-Za-z0-9_.+]+", "-", self.variant).strip("-.") or "run"
+        depth = "" if self.recursions is None else f"-T{self.recursions}"
+        return f"{words}{depth}-seed{self.seed}-{digest}"
+
+    def on(self, device: str) -> "RunConfig":
+        """The same run on another device; it keeps its name."""
+        return dataclasses.replace(self, training=dataclasses.replace(self.training, device=device))
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that can change the run's results, as plain nested data."""
+        data = self.to_dict()
+        for key in EXECUTION_FIELDS:
+            del data["training"][key]
+        return data
+
+    def flat(self) -> dict[str, Any]:
+        """The settings under their own names ("steps", "width", ...), for the columns of a table.
+
+        A field of the prior that has the name of another field is prefixed: "prior_input_dim".
+        """
+        nested = self.settings()
+        flat = {"num_points": nested["num_points"], **nested["model"], **nested["training"]}
+        for key, value in nested["prior"].items():
+            flat[f"prior_{key}" if key in flat else key] = value
+        return flat
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain nested data for JSON; `from_dict` reads it back."""
+        return json.loads(json.dumps(dataclasses.asdict(self), allow_nan=False))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "RunConfig":
+        """The config that `to_dict` wrote; ValueError where a key is unknown, missing or out of range."""
+        parts = {"prior": GaussianProcessPrior, "model": ModelConfig, "training": TrainingConfig}
+        try:
+            values = {key: parts[key](**value) if key in parts else value for key, value in data.items()}
+            return cls(**values)
+        except TypeError as error:
+            raise ValueError(f"not the config of a run: {error}") from error
+
+
+@dataclass(frozen=True)
+class Study:
+    """A name and a list of runs. `note` is a sentence that figures print, such as why the runs cannot rank T."""
+
+    name: str
+    runs: tuple[RunConfig, ...]
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _FOLDER_NAME.fullmatch(self.name):
+            raise ValueError(f"name: expected a study name of letters, digits and . _ + -, got {self.name!r}")
+        if not isinstance(self.runs, Iterable) or isinstance(self.runs, str):
+            raise ValueError(f"runs: expected a list of RunConfig, got {self.runs!r}")
+        object.__setattr__(self, "runs", tuple(self.runs))
+        if not self.runs:
+            raise ValueError("runs: expected at least one run, got none")
+        seen: set[str] = set()
+        for run in self.runs:
+            if not isinstance(run, RunConfig):
+                raise ValueError(f"runs: expected RunConfig values, got {run!r}")
+            if run.name in seen:
+                raise ValueError(f"runs: expected different settings in every run, got {run.name} twice")
+            seen.add(run.name)
+        if not isinstance(self.note, str):
+            raise ValueError(f"note: expected a sentence, got {self.note!r}")
+
+
+def _canonical(value: Any) -> Any:
+    """Nested data in which equal numbers look equal: 1.0 becomes 1."""
+    if isinstance(value, dict):
+        return {key: _canonical(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_canonical(entry) for entry in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value

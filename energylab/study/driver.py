@@ -1,0 +1,82 @@
+"""The driver: which runs of a study are to do, and what becomes of each."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from energylab.study import store
+from energylab.study.claim import living_owner
+from energylab.study.config import RunConfig, Study
+from energylab.study.executors import Executor, Task
+from energylab.study.run import FAILED, Code, Outcome, Update
+
+
+def plan(study: Study, folder: Path, retry_failed: bool = False) -> tuple[list[Task], list[Outcome]]:
+    """The runs to execute, and how the others stand: finished before, failed before, or damaged.
+
+    A damaged directory is set aside, and its run is left for the next command. With `retry_failed`, the tasks are the runs that
+    failed before, and no others.
+    """
+    tasks, settled = [], []
+    for config in study.runs:
+        directory = folder / config.name
+        outcome = _standing(config, directory)
+        task = Task(config=config, directory=directory)
+        if outcome is None:
+            tasks += [] if retry_failed else [task]
+        elif retry_failed and outcome.state in FAILED:
+            tasks.append(task)
+        else:
+            settled.append(outcome)
+    return tasks, settled
+
+
+def execute(
+    study: Study,
+    folder: Path,
+    executor: Executor,
+    *,
+    code: Code,
+    knobs: Mapping[str, Any],
+    tasks: list[Task],
+    report: Callable[[Update | Outcome], None],
+    stop: Callable[[], bool],
+) -> list[Outcome]:
+    """Bring the planned runs of a study to their end; returns how each ended. Those that never started are left out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    store.write_study(folder, study, knobs)
+    outcomes: list[Outcome] = []
+    directories = {task.config.name: task.directory for task in tasks}
+
+    def listen(message: Update | Outcome) -> None:
+        if isinstance(message, Outcome):
+            if message.state == "damaged":
+                message = _put_aside(message.run, directories[message.run], message.sentence)
+            outcomes.append(message)
+        report(message)
+
+    executor.execute(tasks, code, listen, stop)
+    return outcomes
+
+
+def _standing(config: RunConfig, directory: Path) -> Outcome | None:
+    """How a run ended before this command; None if it is to start or to continue."""
+    if living_owner(directory) is not None:
+        return None  # half-written by its owner, perhaps; whoever executes it will meet the claim
+    try:
+        if store.check_run(directory) is not None:
+            return Outcome(run=config.name, state="finished", sentence="finished before", new=False)
+    except store.FromNewerVersion as error:
+        return Outcome(run=config.name, state="damaged", sentence=error.reason, new=False)
+    except store.Damaged as error:
+        return _put_aside(config.name, directory, error.reason)
+    progress = store.read_progress(directory)
+    if progress.get("state") in FAILED:
+        return Outcome(run=config.name, state=progress["state"], sentence=str(progress["sentence"]), new=False)
+    return None
+
+
+def _put_aside(run: str, directory: Path, reason: str) -> Outcome:
+    target = store.set_aside(directory)
+    sentence = f"damaged ({reason}); set aside as {target.name}, the next `energylab run` trains it anew"
+    return Outcome(run=run, state="damaged", sentence=sentence)

@@ -1,0 +1,325 @@
+"""One run, from its config to its results: train, save and continue, evaluate, trace, write.
+
+A run ends as a value, an `Outcome`: finished, or diverged, failed, interrupted, with a sentence for the reader. Whatever it
+ends as, the rest of its study goes on.
+"""
+
+import contextlib
+import datetime
+import importlib.metadata
+import platform
+import subprocess
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+import torch
+
+import energylab
+from energylab.analysis.descent import record, summarise
+from energylab.analysis.evaluation import evaluate
+from energylab.models import count_parameters
+from energylab.study import store
+from energylab.study.claim import Claim, Claimed, OwnershipLost
+from energylab.study.config import RunConfig
+from energylab.training import Diverged, Trainer, training_flops
+
+State = Literal["finished", "interrupted", "diverged", "error", "lost", "claimed", "damaged"]
+
+FAILED = ("diverged", "error")
+"""States that would come again: such a run is not tried again unless asked for."""
+
+PROGRESS_EVERY = 2.0
+"""Seconds between two updates of progress.json."""
+
+LIBRARIES = ("torch", "numpy", "scipy", "gpytorch", "linear_operator", "pandas", "pyarrow", "safetensors")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a run ended, with a sentence for the reader."""
+
+    run: str
+    state: State
+    sentence: str
+    new: bool = True
+    """False for a run that was finished, or had failed, before."""
+    notices: tuple[str, ...] = ()
+    """What happened on the way, such as a damaged state that was passed over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """Where a run is."""
+
+    run: str
+    phase: Literal["training", "evaluating"]
+    step: int
+    loss: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """Which code trains: the version of the package, and the commit if it runs from a git checkout."""
+
+    version: str
+    commit: str | None
+    dirty: bool | None
+    """Whether the package differs from the commit."""
+
+
+def execute(
+    config: RunConfig,
+    directory: Path,
+    *,
+    code: Code,
+    report: Callable[[Update], None] = lambda update: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Bring a run to its end in `directory`: continue what is there, or start.
+
+    `report` is told where the run is; `should_stop` is asked after every step, and when it says yes the state is saved and the
+    run ends as interrupted. Nothing is raised for a run that fails by itself; that is an outcome too.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with Claim(directory) as claim:
+            store.remove_leftovers(directory)
+            try:
+                return _Run(config, directory, code, claim, report, should_stop).execute()
+            except (store.Damaged, OwnershipLost):
+                raise
+            except OSError as error:
+                outcome = Outcome(run=config.name, state="interrupted", sentence=_file_problem(error))
+            except Exception as error:
+                sentence = f"{type(error).__name__}: {_one_line(error)} ({_where(error)})"
+                outcome = Outcome(run=config.name, state="error", sentence=sentence)
+                with contextlib.suppress(OSError):
+                    store.write_bytes(directory / "error.txt", _short_traceback(error).encode())
+            with contextlib.suppress(OSError):
+                write_progress(directory, outcome.state, outcome.sentence)
+            return outcome
+    except store.Damaged as error:
+        return Outcome(run=config.name, state="damaged", sentence=error.reason)
+    except Claimed as owner:
+        return Outcome(run=config.name, state="claimed", sentence=f"{owner} is at work on it")
+    except OwnershipLost as error:
+        return Outcome(run=config.name, state="claimed", sentence=str(error))
+    except OSError as error:
+        return Outcome(run=config.name, state="interrupted", sentence=_file_problem(error))
+
+
+class _Run:
+    def __init__(
+        self,
+        config: RunConfig,
+        directory: Path,
+        code: Code,
+        claim: Claim,
+        report: Callable[[Update], None],
+        should_stop: Callable[[], bool],
+    ):
+        self.config, self.directory, self.code, self.claim = config, directory, code, claim
+        self.report, self.should_stop = report, should_stop
+        self.started = _now()
+        self.notices: list[str] = []
+        self.sessions = 1
+
+    def execute(self) -> Outcome:
+        name = self.config.name
+        if store.check_run(self.directory) is not None:
+            return Outcome(run=name, state="finished", sentence="finished before", new=False)
+        if not (self.directory / store.CONFIG).exists():
+            store.write_config(self.directory, self.config)
+        training = self.config.training
+        trainer = Trainer(self.config.model, training, self.config.prior, self.config.num_points, self.config.seed)
+        self._continue(trainer)
+        try:
+            complete = self._train(trainer)
+        except Diverged as error:
+            sentence = f"diverged: {error}; the last saved state is of step {self.saved}"
+            write_progress(self.directory, "diverged", sentence, step=trainer.step)
+            return Outcome(run=name, state="diverged", sentence=sentence, notices=tuple(self.notices))
+        if not complete:
+            sentence = f"stopped at step {trainer.step} of {training.steps}, its state is saved"
+            write_progress(self.directory, "interrupted", sentence, step=trainer.step)
+            return Outcome(run=name, state="interrupted", sentence=sentence, notices=tuple(self.notices))
+        self.report(Update(run=name, phase="evaluating", step=trainer.step, loss=trainer.rows[-1]["loss"]))
+        evaluation = self._write_results(trainer)
+        sentence = _summary(evaluation, trainer)
+        write_progress(self.directory, "finished", sentence, step=trainer.step)
+        return Outcome(run=name, state="finished", sentence=sentence, notices=tuple(self.notices))
+
+    def _continue(self, trainer: Trainer) -> None:
+        state, notice = store.read_state(self.directory)
+        if notice is not None:
+            self.notices.append(notice)
+        if state is None:
+            self._save(trainer)
+            return
+        trainer.load_state_dict(state["trainer"])
+        self.started, self.sessions = state["started"], state["sessions"] + 1
+        self.notices = [*state["notices"], *self.notices]
+        self.saved = trainer.step
+
+    def _save(self, trainer: Trainer) -> None:
+        self.claim.check()
+        state = {
+            "schema": store.SCHEMA,
+            "run": self.config.name,
+            "started": self.started,
+            "sessions": self.sessions,
+            "notices": list(self.notices),
+            "trainer": trainer.state_dict(),
+        }
+        store.write_state(self.directory, state)
+        self.saved = trainer.step
+
+    def _train(self, trainer: Trainer) -> bool:
+        """Train to the last step; False if stopped before. Either way the state is saved."""
+        training = self.config.training
+        loss = trainer.rows[-1]["loss"] if trainer.rows else None
+        self._tell(trainer, loss)
+        told = time.monotonic()
+        while trainer.step < training.steps:
+            row = trainer.advance()
+            if row is not None:
+                loss = row["loss"]
+            if time.monotonic() - told >= PROGRESS_EVERY or trainer.step == training.steps:
+                self._tell(trainer, loss)
+                told = time.monotonic()
+            stop = self.should_stop()
+            if stop or trainer.step % training.save_every == 0 or trainer.step == training.steps:
+                self._save(trainer)
+            if stop and trainer.step < training.steps:
+                return False
+        return True
+
+    def _tell(self, trainer: Trainer, loss: float | None) -> None:
+        write_progress(self.directory, "running", "", step=trainer.step, loss=loss)
+        self.report(Update(run=self.config.name, phase="training", step=trainer.step, loss=loss))
+
+    def _write_results(self, trainer: Trainer) -> pd.DataFrame:
+        config, directory, model = self.config, self.directory, trainer.model.eval()
+        evaluation = evaluate(model, config.prior, config.num_points)
+        traces = record(model, config.prior, config.num_points)
+        tables = {
+            store.METRICS: pd.DataFrame(trainer.rows),
+            store.EVALUATION: evaluation,
+            store.TRACES: traces,
+            store.DESCENT: summarise(traces),
+        }
+        self.claim.check()
+        for file, table in tables.items():
+            labelled = pd.concat([store.label(config, len(table)), table.reset_index(drop=True)], axis=1)
+            store.write_table(directory / file, labelled)
+        store.write_weights(directory / store.WEIGHTS, model)
+        (directory / store.PREVIOUS_STATE).unlink(missing_ok=True)
+        facts = {
+            "exit_reason": f"trained all {trainer.step} steps",
+            "energylab": {"version": self.code.version, "commit": self.code.commit, "dirty": self.code.dirty},
+            "versions": _versions(),
+            "device": _device_name(trainer.device),
+            "threads": torch.get_num_threads(),
+            "start": self.started,
+            "end": _now(),
+            "sessions": self.sessions,
+            "train_seconds": trainer.seconds,
+            "parameters": count_parameters(model),
+            "flops": training_flops(config.model, config.training, config.num_points),
+            "notices": self.notices,
+        }
+        files = (store.CONFIG, *tables, store.WEIGHTS, store.STATE)
+        store.write_provenance(directory, facts, files)
+        return evaluation
+
+
+def write_progress(
+    directory: Path, state: str, sentence: str, *, step: int | None = None, loss: float | None = None
+) -> None:
+    """Record where a run is, for `energylab status`. Its results never depend on it."""
+    before = store.read_progress(directory)
+    data = {
+        "schema": store.SCHEMA,
+        "state": state,
+        "sentence": sentence,
+        "step": before.get("step") if step is None else step,
+        "loss": before.get("loss") if loss is None else loss,
+        "time": _now(),
+    }
+    store.write_json(directory / store.PROGRESS, data)
+
+
+def current_code() -> Code:
+    """The code that is about to run. Ask once, before a study starts: files may change while it trains."""
+    package = Path(energylab.__file__).parent
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(package), *arguments], capture_output=True, text=True, timeout=30, check=True
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip()
+
+    version = importlib.metadata.version("energylab")
+    # an environment inside somebody's repository would report that one's commit
+    if git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return Code(version=version, commit=None, dirty=None)
+    return Code(version=version, commit=git("rev-parse", "HEAD"), dirty=bool(git("status", "--porcelain", "--", ".")))
+
+
+@contextlib.contextmanager
+def threads(number: int) -> Iterator[None]:
+    """So many threads in PyTorch's operations, for a while: results depend on it in the last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _summary(evaluation: pd.DataFrame, trainer: Trainer) -> str:
+    excess = evaluation.loc[evaluation["condition"] == "in-prior", "excess_mse"].mean()
+    return f"excess MSE {excess:.4f} after {trainer.step} steps, {trainer.seconds:.0f} s of training"
+
+
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in LIBRARIES}}
+
+
+def _device_name(device: torch.device) -> str:
+    return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _file_problem(error: OSError) -> str:
+    file = "" if error.filename is None else f"{Path(error.filename).name}: "
+    return f"stopped, a file could not be read or written: {file}{error.strerror or error}"
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _where(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}"
+
+
+def _short_traceback(error: BaseException) -> str:
+    """A traceback with file names only: results name no folder of the machine that made them."""
+    lines = [
+        f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}: {frame.line}"
+        for frame in traceback.extract_tb(error.__traceback__)
+    ]
+    return "\n".join([*lines, f"{type(error).__name__}: {error}", ""])

@@ -1,0 +1,102 @@
+"""How far each layer goes down: E(z_t) − E(z_0) against the step t inside the layer, one panel a layer, a colour per T.
+
+Query tokens only. Lines are medians over the positions of the traced test tasks, bands the interquartile range, both
+averaged over seeds; thin lines are the medians of single seeds. Energies of different positions or layers have no
+common zero, so only the change since t = 0 is shown, and each panel has its own scale. Attention with a fixed history,
+a positive step size and no preconditioner can only go down; an MLP may rise.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from energylab.analysis.statistics import over_seeds
+from energylab.plotting import plots
+from energylab.plotting.style import INK, style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from energylab.study import StudyResults
+
+NEEDS = ("recursion",)
+
+NAMES = {"attention": "attention", "mlp": "MLP"}
+
+
+def draw(results: StudyResults) -> Figure:
+    descent = results.descent.loc[results.descent["token"] == "query"]
+    if descent.empty:
+        raise ValueError(f"{results.name}: expected energy traces of at least one run with recursions, got none")
+    blocks = sorted(set(descent["block"]))
+    parts = [part for part in NAMES if part in set(descent["part"])]
+    last = int(np.max(descent["step"]))
+    with style():
+        columns = plots.columns_that_fit(len(blocks), narrowest=1.4)
+        # The parts of a block stand below each other; blocks that do not fit beside the others start a new group of
+        # rows.
+        places = [
+            (row, column, block, part)
+            for group in range(0, len(blocks), columns)
+            for row, part in enumerate(parts, start=group // columns * len(parts))
+            for column, block in enumerate(blocks[group : group + columns])
+        ]
+        figure, panels = plots.new_figure(places[-1][0] + 1, columns, shape=0.6)
+        counts, used = set(), {}
+        for row, column, block, part in places:
+            layer = descent.loc[(descent["block"] == block) & (descent["part"] == part)]
+            if layer.empty:
+                continue
+            axes = used[row, column] = panels[row, column]
+            counts |= _layer(axes, layer)
+            plots.whole_number_axis(axes, last, "")
+            axes.set_title(f"block {block}, {NAMES[part]}")
+            if column == 0:
+                axes.set_ylabel("$E(z_t) - E(z_0)$")
+        for place, axes in np.ndenumerate(panels):
+            if place not in used:
+                axes.remove()
+        for column in range(columns):
+            used[max(place for place in used if place[1] == column)].set_xlabel("step $t$")
+        what = "Query tokens. Lines: median over positions; bands: interquartile range (not an interval over seeds);"
+        plots.finish(figure, f"{what} {_seeds(counts)}.", results.note)
+    return figure
+
+
+def _layer(axes: Axes, layer: DataFrame) -> set[int]:
+    """Draw one layer for every T; returns the numbers of seeds behind its lines."""
+    counts = set()
+    axes.axhline(0, color=INK, linewidth=0.4, zorder=0.5)
+    for one in plots.series(layer):
+        low, middle, high = (
+            over_seeds(one.rows, f"energy_change_{level}", ["step"]) for level in ("q25", "median", "q75")
+        )
+        axes.fill_between(low["step"], low["mean"], high["mean"], color=one.colour, alpha=0.16, linewidth=0, zorder=1)
+        if np.max(middle["n"]) > 1:
+            for _, seed in one.rows.groupby("seed"):
+                seed = seed.sort_values("step")
+                axes.plot(
+                    seed["step"], seed["energy_change_median"], color=one.colour, linewidth=0.45, alpha=0.5, zorder=1.5
+                )
+        axes.plot(
+            middle["step"],
+            middle["mean"],
+            color=one.colour,
+            linestyle=one.style.line,
+            marker=one.style.marker,
+            markersize=2.5,
+            label=one.label,
+            zorder=3,
+        )
+        counts |= set(middle["n"])
+    return counts
+
+
+def _seeds(counts: set[int]) -> str:
+    if max(counts) == 1:
+        return plots.count(counts)
+    return f"both averaged over {plots.count(counts)}, each seed's median thin"

@@ -1,0 +1,55 @@
+"""How the error falls with context: excess MSE over the Bayes floor, and RMSE on y, against the number of earlier
+pairs k.
+
+(a) the mean over test tasks of (prediction − floor mean)², where the floor mean is the best prediction that anyone
+    could make from the k earlier pairs. The mean of a curve is the headline metric, hence the linear axis from zero.
+(b) the square root of the mean of (prediction − y)², pooled over tasks, between the floor (dashed) and the nearest
+    earlier input (dotted).
+
+A colour for each T, lines in the style of their variant; in-prior test tasks only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from energylab.plotting import plots
+from energylab.plotting.style import FLOOR_LINE, NEAREST_NEIGHBOUR_LINE, style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from energylab.study import StudyResults
+
+NEEDS = ("recursion",)
+
+
+def draw(results: StudyResults) -> Figure:
+    errors = results.errors.loc[results.errors["condition"] == "in-prior"]
+    if errors.empty:
+        raise ValueError(f"{results.name}: expected runs evaluated on in-prior tasks, got none")
+    with style():
+        columns = plots.columns_that_fit(2, narrowest=2.4)
+        figure, panels = plots.new_figure(2 // columns, columns)
+        excess, rmse = panels.flat
+        intervals, cut = [], False
+        for axes, column in ((excess, "excess_mse"), (rmse, "rmse")):
+            means = [plots.mean_line(axes, one, "k", column) for one in plots.series(errors)]
+            shown = [0.0, *errors[column]]
+            if axes is rmse:
+                plots.reference(axes, errors, "k", "floor_rmse", FLOOR_LINE, "Bayes floor")
+                plots.reference(axes, errors, "k", "nearest_neighbour_rmse", NEAREST_NEIGHBOUR_LINE, "1-NN")
+                shown += [*errors["floor_rmse"], *errors["nearest_neighbour_rmse"]]
+            cut |= plots.show_range(axes, shown, means, stretch=0.25)
+            axes.set_ylim(bottom=0)
+            plots.whole_number_axis(axes, int(np.max(errors["k"])), "earlier pairs $k$")
+            intervals += means
+        excess.set_title("Excess over the Bayes floor")
+        excess.set_ylabel(r"excess MSE at $k$ (units of $y^2$)")
+        rmse.set_title("Error on $y$, noise included")
+        rmse.set_ylabel("RMSE at $k$ (units of $y$)")
+        note = plots.seeds_note((n for summary in intervals for n in summary["n"]), "Bands")
+        plots.finish(figure, f"{note} Bands are cut at the frame." if cut else note, results.note)
+    return figure

@@ -1,0 +1,93 @@
+"""What more recursions buy: excess MSE over the Bayes floor, averaged over k, against T on a log2 axis.
+
+(a) the mean over seeds at each T, each seed as a thin line through its own T, models without recursions as horizontal
+    bands.
+(b) the same minus the value at the smallest T (T = 1 where it was run), seed by seed. Runs of one seed see the same
+    tasks in the same order, so the difference is free of what the seed alone does, and its interval is the one that
+    decides; left out where only one T was run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from energylab.analysis.statistics import paired_differences
+from energylab.plotting import plots
+from energylab.plotting.style import INK, style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from energylab.study import StudyResults
+
+NEEDS = ("recursion",)
+
+
+def draw(results: StudyResults) -> Figure:
+    errors = results.errors.loc[results.errors["condition"] == "in-prior"]
+    keys = ["run", "variant", "T", "seed"]
+    excess = plots.series(errors.groupby(keys, dropna=False, observed=True, as_index=False)[["excess_mse"]].mean())
+    recursive = [one for one in excess if one.recursions is not None]
+    if not recursive:
+        raise ValueError(f"{results.name}: expected runs with recursions, evaluated on in-prior tasks, got none")
+    recursions = sorted({one.recursions for one in recursive if one.recursions is not None})
+    differences = _differences(recursive, recursions[0])
+
+    with style():
+        count = 2 if differences else 1
+        columns = plots.columns_that_fit(count, narrowest=2.4)
+        figure, panels = plots.new_figure(count // columns, columns)
+        level, *gains = panels.flat
+        for axes in panels.flat:
+            plots.recursion_axis(axes, recursions)
+
+        intervals = _points(level, recursive, "excess_mse")
+        intervals += [plots.mean_level(level, one, "excess_mse") for one in excess if one.recursions is None]
+        cut = plots.show_range(level, pd.concat([one.rows["excess_mse"] for one in excess]), intervals, stretch=2.0)
+        level.set_title("Excess over the Bayes floor")
+        level.set_ylabel("excess MSE (units of $y^2$)")
+
+        for gain in gains:
+            gain.axhline(0, color=INK, linewidth=0.6)
+            changes = _points(gain, differences, "difference")
+            cut |= plots.show_range(
+                gain, pd.concat([one.rows["difference"] for one in differences]), changes, stretch=2.0
+            )
+            gain.set_title(f"Paired difference to $T={recursions[0]}$")
+            gain.set_ylabel("difference (units of $y^2$)")
+            intervals += changes
+
+        note = plots.seeds_note((n for summary in intervals for n in summary["n"]), "Bars and bands")
+        what = "Excess MSE over the Bayes floor, averaged over $k$."
+        plots.finish(figure, f"{what} {note}{' Bars are cut at the frame.' if cut else ''}", results.note)
+    return figure
+
+
+def _differences(recursive: list[plots.Series], baseline: int) -> list[plots.Series]:
+    """Each series with its difference to T = `baseline` of its variant, seed by seed; 0 for the baseline itself."""
+    bases = {one.variant: one for one in recursive if one.recursions == baseline}
+    found = []
+    for one in recursive:
+        if one.recursions != baseline and one.variant in bases:
+            both = pd.concat([bases[one.variant].rows, one.rows])
+            found.append(replace(one, rows=paired_differences(both, "excess_mse", {"T": baseline})))
+    compared = {one.variant for one in found}
+    return [
+        replace(base, rows=base.rows.assign(difference=0.0)) for base in bases.values() if base.variant in compared
+    ] + found
+
+
+def _points(axes: Axes, members: list[plots.Series], y: str) -> list[DataFrame]:
+    """The points of each variant, variants a little beside each other."""
+    variants: dict[str, list[plots.Series]] = {}
+    for one in members:
+        variants.setdefault(one.variant, []).append(one)
+    return [
+        plots.mean_points(axes, of_one, "T", y, factor=1.06 ** (2 * place - len(variants) + 1))
+        for place, of_one in enumerate(variants.values())
+    ]
