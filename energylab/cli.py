@@ -1,7 +1,7 @@
 """The command line: thin, and the only room that knows tyro.
 
-Exit codes: 0 done; 1 some runs failed, are damaged or missing, and are named; 2 the command or the study is wrong, said in one
-line.
+Exit codes: 0 done; 1 some runs failed, are damaged or missing, and are named; 2 the command or the study is wrong, said
+in one line.
 """
 
 import contextlib
@@ -19,10 +19,11 @@ import shlex
 import signal
 import sys
 import tempfile
+import traceback
 import types
 import typing
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -172,7 +173,7 @@ Example:
     if options.device != "study":
         study = dataclasses.replace(study, runs=tuple(config.on(options.device) for config in study.runs))
     for config in study.runs:
-        with _problems(path.as_posix()):
+        with _problems(path.as_posix() if options.device == "study" else "--device"):
             resolve_device(config.training.device)
     folder = options.results / study.name
     _check_folder("--results", folder)
@@ -251,9 +252,9 @@ Example:
         rows.append((name, state, str(progress.get("step") or 0), "" if loss is None else f"{loss:.4f}", sentence))
     widths = [max(len(row[column]) for row in [*rows, _STATUS_HEADER]) for column in range(4)]
     for row in (_STATUS_HEADER, *rows):
-        run_name, state, step, loss, sentence = row
-        line = f"{run_name.ljust(widths[0])}  {state.ljust(widths[1])}  {step.rjust(widths[2])}  {loss.rjust(widths[3])}"
-        print(f"{line}  {sentence}".rstrip())
+        words_left = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
+        numbers = [cell.rjust(width) for cell, width in zip(row[2:4], widths[2:], strict=True)]
+        print("  ".join([*words_left, *numbers, row[4]]).rstrip())
     counts = {state: sum(row[1] == state for row in rows) for state in dict.fromkeys(row[1] for row in rows)}
     print(f"{len(rows)} runs: " + ", ".join(f"{number} {state}" for state, number in counts.items()))
     for path in sorted(folder.glob("*.damaged-*")):
@@ -265,8 +266,9 @@ _STATUS_HEADER = ("run", "state", "step", "loss", "")
 
 
 def export(words: Sequence[str]) -> int:
-    description = """Copy what figures need from the runs of the latest `energylab run STUDY`, small enough for git: the tables of every
-finished run, and traces and weights for one seed of each variant.
+    description = """Copy what figures need from the runs of the latest `energylab run STUDY`, small enough for git.
+
+That is the tables of every finished run, and for one seed of each variant the weights and a few traces.
 
 Example:
   energylab export recursion"""
@@ -289,8 +291,9 @@ Example:
 
 
 def figures(words: Sequence[str]) -> int:
-    description = """Draw the files of ./figures, as PDF and PNG, from stored results: from the folder of the results where the study is complete
-there, else from studies/results.
+    description = """Draw the files of ./figures, as PDF and PNG, from stored results.
+
+Results are read from the folder of the results where the study is complete there, else from studies/results.
 
 Example:
   energylab figures error_vs_context --study quickstart"""
@@ -339,7 +342,7 @@ def doctor(words: Sequence[str]) -> int:
 
 Example:
   energylab doctor"""
-    _parse_options("doctor", words, description)
+    _tyro({}, "energylab doctor", words, description, [])
 
     import torch
 
@@ -349,7 +352,8 @@ Example:
 
     code = current_code()
     where = "not from a git checkout" if code.commit is None else f"commit {code.commit[:12]}"
-    print(f"energylab {code.version}, {where}{', with changes' if code.dirty else ''}; Python {platform.python_version()}")
+    changed = ", with changes" if code.dirty else ""
+    print(f"energylab {code.version}, {where}{changed}; Python {platform.python_version()}")
     optional = ("matplotlib", "seaborn", "tueplots", "tyro", "rich", "triton", "ray")
     versions = [f"{name} {_version(name) or '(not installed)'}" for name in (*LIBRARIES, *optional)]
     print(f"libraries: {', '.join(versions)}")
@@ -360,7 +364,7 @@ Example:
     else:
         built = "this PyTorch has no CUDA" if torch.version.cuda is None else "no CUDA device is visible"
         print(f"device: cpu, since {built}; {usable_cores()} usable cores, a worker process with one thread on each")
-    print(f"backend: {_backend(device.type)}")
+    print(f"backend: torch, the fast paths in plain PyTorch; no layer has a Triton kernel yet ({_triton()})")
     return 0
 
 
@@ -373,9 +377,13 @@ COMMANDS = {
 }
 
 
-def _backend(device: str) -> str:
-    """Which backend "auto" chooses, and why."""
-    raise NotImplementedError
+def _triton() -> str:
+    """Whether Triton could run here, and why not."""
+    version = _version("triton")
+    if version is None:
+        return "triton is not installed"
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    return f"triton {version} is installed, TRITON_INTERPRET is {'set' if interpreted else 'not set'}"
 
 
 # --- studies and figures on disk -------------------------------------------------------------------------------------
@@ -405,7 +413,7 @@ def _load_module(path: Path) -> types.ModuleType:
     module.__file__ = str(path)
     sys.modules[name] = module  # dataclasses and type hints look their module up
     with _errors_of(path):
-        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+        exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), module.__dict__)
     return module
 
 
@@ -427,9 +435,7 @@ def _resolve(path: Path, function: Callable[..., Any], knobs: dict[str, Any]) ->
     """The Study of these knobs."""
     from energylab.study import Study
 
-    given = {
-        key: value for key, value in knobs.items() if inspect.signature(function).parameters[key].default != value
-    }
+    given = {key: value for key, value in knobs.items() if inspect.signature(function).parameters[key].default != value}
     with _errors_of(path, given):
         study = function(**knobs)
     if not isinstance(study, Study):
@@ -442,8 +448,8 @@ def _refuse_common_names(path: Path, function: Callable[..., Any], options: type
     for name in inspect.signature(function).parameters:
         if name in (*common, "help", "study"):
             raise Problem(
-                f"{path}: {name}: expected another name for this parameter of `study`, since --{_dashed(name)} is an option "
-                "common to all studies"
+                f"{path}: {name}: expected another name for this parameter of `study`, since --{_dashed(name)} is an "
+                f"option common to all studies ({', '.join(common)})"
             )
 
 
@@ -482,7 +488,7 @@ def _figure_module(path: Path) -> types.ModuleType:
 def _source(need: str, results: Path, explicit: bool) -> Any:
     """The results of a study: a StudyResults, or a sentence that says what is missing.
 
-    A study named on the command line is what its latest `run` made of it; one that a figure needs has its default knobs.
+    A study named on the command line is what its latest `run` made of it; one that a figure needs has default knobs.
     """
     from energylab.study import load_study, store
 
@@ -541,9 +547,7 @@ def _check_folder(option: str, folder: Path) -> None:
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
-        raise Problem(
-            f"{option}: expected a folder to write in, got {folder}: {place}: {error.strerror}"
-        ) from error
+        raise Problem(f"{option}: expected a folder to write in, got {folder}: {place}: {error.strerror}") from error
 
 
 # --- parsing ---------------------------------------------------------------------------------------------------------
@@ -553,51 +557,46 @@ def _parse(
     command: str, words: Sequence[str], options: type, description: str, study: Callable[..., Any] | None = None
 ) -> tuple[str, dict[str, Any], Any]:
     """STUDY, the study's knobs if its function is given, and the options of the command."""
+    fields: dict[str, Any] = {
+        "word": _argument(str, tyro.conf.Positional, name="study", metavar="STUDY", help="The study.")
+    }
+    known = _names(options)
+    if study is not None:
 
-    @functools.wraps(study or (lambda: None))
-    def knobs_of(**knobs: Any) -> dict[str, Any]:
-        return knobs
+        @functools.wraps(study)
+        def knobs_of(**knobs: Any) -> dict[str, Any]:
+            return knobs
 
-    Word = Annotated[str, tyro.conf.arg(name="study", metavar="STUDY", help="The study.")]
-    Knobs = Annotated[dict, tyro.conf.arg(constructor=knobs_of)]
-
-    Options = Annotated[options, tyro.conf.arg(name="common" if command == "run" else command)]
-
-    if study is None:
-
-        def target(word: Word, /, common: Options) -> tuple[str, dict[str, Any], Any]:
-            return word, {}, common
-    else:
-
-        def target(word: Word, /, knobs: Knobs, common: Options) -> tuple[str, dict[str, Any], Any]:
-            return word, knobs, common
-
-    parameters = [] if study is None else inspect.signature(study).parameters
-    return _tyro(target, f"energylab {command}", words, description, [*parameters, *_names(options)])
+        fields["knobs"] = _argument(dict, constructor=knobs_of)
+        known = [*inspect.signature(study).parameters, *known]
+    fields["options"] = _argument(options, name="common" if command == "run" else command)
+    parsed = _tyro(fields, f"energylab {command}", words, description, known)
+    return parsed.word, getattr(parsed, "knobs", {}), parsed.options
 
 
 def _parse_figures(words: Sequence[str], description: str) -> tuple[tuple[str, ...], FigureOptions]:
-    Figures = Annotated[
-        tuple[str, ...], tyro.conf.arg(name="figure", metavar="FIGURE", help="Files of ./figures; all by default.")
-    ]
-
-    Options = Annotated[FigureOptions, tyro.conf.arg(name="figures")]
-
-    def target(figures: tyro.conf.Positional[Figures] = (), *, common: Options) -> Any:
-        return figures, common
-
-    return _tyro(target, "energylab figures", words, description, _names(FigureOptions))
+    names = _argument(
+        tuple[str, ...], tyro.conf.Positional, metavar="[FIGURE ...]", help="Files of ./figures.", default_hint="all"
+    )
+    fields = {"figures": (names, ()), "options": _argument(FigureOptions, name="figures")}
+    parsed = _tyro(fields, "energylab figures", words, description, _names(FigureOptions))
+    return parsed.figures, parsed.options
 
 
-def _parse_options(command: str, words: Sequence[str], description: str) -> None:
-    def target() -> None:
-        return None
+def _argument(kind: Any, *markers: Any, default_hint: str | None = None, **details: Any) -> Any:
+    """A type with what tyro should know of it."""
+    if default_hint is not None:
+        details["help_behavior_hint"] = f"(default: {default_hint})"
+    return Annotated[(kind, *markers, tyro.conf.arg(**details))]
 
-    _tyro(target, f"energylab {command}", words, description, [])
 
+def _tyro(fields: Mapping[str, Any], prog: str, words: Sequence[str], description: str, known: Sequence[str]) -> Any:
+    """Parse with tyro into an object with these fields, each a type, or a type and its default.
 
-def _tyro(target: Callable[..., Any], prog: str, words: Sequence[str], description: str, known: Sequence[str]) -> Any:
-    """Parse with tyro; its errors become a Problem of one line."""
+    The errors of tyro become a Problem of one line.
+    """
+    given = [(name, *field) if isinstance(field, tuple) else (name, field) for name, field in fields.items()]
+    target = dataclasses.make_dataclass("Arguments", given, kw_only=True)
     options = ["--help", *(f"--{_dashed(name)}" for name in known)]
     for word in words:
         name = word.partition("=")[0]
@@ -657,8 +656,10 @@ def _value_of(option: str, words: Sequence[str]) -> str | None:
 
 
 def _study_word(words: Sequence[str], options: type) -> str | None:
-    """STUDY: the first argument that is neither an option nor the value of one. It is needed before the study's own options
-    are known: of those only a value is expected."""
+    """STUDY: the first argument that is neither an option nor the value of one.
+
+    It is needed before the study's own options are known; each of those is taken to have a value.
+    """
     flags = {f"--{_dashed(field.name)}" for field in dataclasses.fields(options) if field.type is bool}
     flags |= {f"--no-{flag[2:]}" for flag in flags} | {"--help", "-h"}
     rest = iter(words)
@@ -712,7 +713,8 @@ def _errors_of(path: Path, knobs: dict[str, Any] | None = None) -> Iterator[None
     except ValueError as error:
         raise Problem(f"{path}: {error}{given}") from error
     except Exception as error:
-        lines = [frame.lineno for frame in inspect.getinnerframes(error.__traceback__) if frame.filename == str(path)]
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
         place = f", line {lines[-1]}" if lines else ""
         raise Problem(f"{path}{place}: {type(error).__name__}: {error}{given}") from error
 

@@ -62,8 +62,8 @@ def draw(results: StudyResults) -> Figure:
                 axes.remove()
         for column in range(columns):
             used[max(place for place in used if place[1] == column)].set_xlabel("step $t$")
-        what = "Query tokens. Lines: median over positions; bands: interquartile range (not an interval over seeds);"
-        plots.finish(figure, f"{what} {_seeds(counts)}.", results.note)
+        what = "Query tokens; median (line) and interquartile range (band) over positions"
+        plots.finish(figure, f"{what}{_seeds(counts)}.", results.note)
     return figure
 
 
@@ -72,10 +72,9 @@ def _layer(axes: Axes, layer: DataFrame) -> set[int]:
     counts = set()
     axes.axhline(0, color=INK, linewidth=0.4, zorder=0.5)
     for one in plots.series(layer):
-        low, middle, high = (
-            over_seeds(one.rows, f"energy_change_{level}", ["step"]) for level in ("q25", "median", "q75")
-        )
-        axes.fill_between(low["step"], low["mean"], high["mean"], color=one.colour, alpha=0.16, linewidth=0, zorder=1)
+        middle = over_seeds(one.rows, "energy_change_median", ["step"])
+        band = [over_seeds(one.rows, f"energy_change_{end}", ["step"])["mean"] for end in ("q25", "q75")]
+        axes.fill_between(middle["step"], *band, color=one.colour, alpha=0.16, linewidth=0, zorder=1)
         if np.max(middle["n"]) > 1:
             for _, seed in one.rows.groupby("seed"):
                 seed = seed.sort_values("step")
@@ -97,6 +96,6 @@ def _layer(axes: Axes, layer: DataFrame) -> set[int]:
 
 
 def _seeds(counts: set[int]) -> str:
-    if max(counts) == 1:
-        return plots.count(counts)
-    return f"both averaged over {plots.count(counts)}, each seed's median thin"
+    averaged = "" if max(counts) == 1 else "averaged over "
+    thin = "" if max(counts) == 1 else "; thin: each seed’s median"
+    return f", {averaged}{plots.count(counts)}{thin}"

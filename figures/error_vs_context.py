@@ -50,6 +50,6 @@ def draw(results: StudyResults) -> Figure:
         excess.set_ylabel(r"excess MSE at $k$ (units of $y^2$)")
         rmse.set_title("Error on $y$, noise included")
         rmse.set_ylabel("RMSE at $k$ (units of $y$)")
-        note = plots.seeds_note((n for summary in intervals for n in summary["n"]), "Bands")
-        plots.finish(figure, f"{note} Bands are cut at the frame." if cut else note, results.note)
+        counts = (n for summary in intervals for n in summary["n"])
+        plots.finish(figure, plots.seeds_note(counts, "Bands", cut=cut), results.note)
     return figure

@@ -49,6 +49,9 @@ def draw(results: StudyResults) -> Figure:
         intervals = _points(level, recursive, "excess_mse")
         intervals += [plots.mean_level(level, one, "excess_mse") for one in excess if one.recursions is None]
         cut = plots.show_range(level, pd.concat([one.rows["excess_mse"] for one in excess]), intervals, stretch=2.0)
+        if level.get_ylim()[0] < 0:  # no excess MSE is negative, though an interval may be
+            level.set_ylim(bottom=0)
+            cut = True
         level.set_title("Excess over the Bayes floor")
         level.set_ylabel("excess MSE (units of $y^2$)")
 
@@ -62,9 +65,9 @@ def draw(results: StudyResults) -> Figure:
             gain.set_ylabel("difference (units of $y^2$)")
             intervals += changes
 
-        note = plots.seeds_note((n for summary in intervals for n in summary["n"]), "Bars and bands")
+        counts = (n for summary in intervals for n in summary["n"])
         what = "Excess MSE over the Bayes floor, averaged over $k$."
-        plots.finish(figure, f"{what} {note}{' Bars are cut at the frame.' if cut else ''}", results.note)
+        plots.finish(figure, f"{what} {plots.seeds_note(counts, 'Bars and bands', cut=cut)}", results.note)
     return figure
 
 

@@ -16,7 +16,7 @@ TEST_TASKS = 4096
 CHUNK = 512
 
 
-def test_tasks(
+def fixed_tasks(
     prior: GaussianProcessPrior, num_points: int, tasks: int = TEST_TASKS, stream: str = "test"
 ) -> Iterator[TaskBatch]:
     """The fixed test tasks of a prior, a chunk at a time, in float64 on the CPU."""
@@ -46,7 +46,7 @@ def evaluate(
     def add(key: str, error_BN: Tensor) -> None:
         totals[key] = totals.get(key, torch.zeros(num_points, dtype=torch.float64)) + error_BN.sum(0)
 
-    for batch in test_tasks(prior, num_points, tasks):
+    for batch in fixed_tasks(prior, num_points, tasks):
         output = model(batch.x.to(device, torch.float32), batch.y.to(device, torch.float32))
         prediction = (output if isinstance(output, Tensor) else output[0]).to("cpu", torch.float64)
         add("excess_mse", (prediction - batch.floor_mean).square())

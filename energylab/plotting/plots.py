@@ -90,7 +90,7 @@ def series(frame: pd.DataFrame) -> list[Series]:
     return sorted(found, key=lambda one: one.recursions is None)
 
 
-def mean_line(axes: Axes, one: Series, x: str, y: str, *, marker: bool = False) -> pd.DataFrame:
+def mean_line(axes: Axes, one: Series, x: str, y: str) -> pd.DataFrame:
     """Mean of `y` over seeds against `x`, its 95 % Student-t band, and each seed as a thin line behind.
 
     Returns what `over_seeds` gives for each x. With one seed there is neither a band nor a thin line.
@@ -100,15 +100,15 @@ def mean_line(axes: Axes, one: Series, x: str, y: str, *, marker: bool = False) 
         for _, seed in one.rows.groupby("seed"):
             seed = seed.sort_values(x)
             axes.plot(seed[x], seed[y], color=one.colour, linewidth=0.45, alpha=0.5, zorder=1.5)
-        axes.fill_between(
-            summary[x], summary["low"], summary["high"], color=one.colour, alpha=0.16, linewidth=0, zorder=1
-        )
+        # Bands of two seeds are as wide as the panel and lie over each other: fainter, or they hide the lines.
+        alpha = 0.16 if np.max(summary["n"]) > 2 else 0.06
+        ends = summary["low"], summary["high"]
+        axes.fill_between(summary[x], *ends, color=one.colour, alpha=alpha, linewidth=0, zorder=1)
     axes.plot(
         summary[x],
         summary["mean"],
         color=one.colour,
         linestyle=one.style.line,
-        marker=one.style.marker if marker else "",
         label=one.label,
         zorder=3,
     )
@@ -224,13 +224,14 @@ def whole_number_axis(axes: Axes, last: int, label: str) -> None:
 # --- words ----------------------------------------------------------------------------------------------------------
 
 
-def seeds_note(counts: Iterable[int], mark: str) -> str:
-    """How many seeds a figure shows, and which interval; `mark` says how the interval is drawn ("Bands", "Bars")."""
+def seeds_note(counts: Iterable[int], mark: str, *, cut: bool = False) -> str:
+    """How many seeds a figure shows, and which interval; `mark` says how it is drawn ("Bands")."""
     counts = set(map(int, counts))
     if max(counts) == 1:
         return "$n=1$ seed, hence no interval."
     alone = "" if min(counts) > 1 else " (none where $n=1$)"
-    return f"Mean over {count(counts)}, each seed thin. {mark}: 95% Student-$t$ interval over seeds{alone}."
+    frame = ", cut at the frame" if cut else ""
+    return f"Mean over {count(counts)}, each seed thin. {mark}: 95% Student-$t$ interval over seeds{alone}{frame}."
 
 
 def count(counts: Iterable[int]) -> str:

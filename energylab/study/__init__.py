@@ -1,7 +1,7 @@
 """Studies: what is compared, run once, kept, and read again.
 
-    from energylab.study import RunConfig, Study        # what a study file returns
-    from energylab.study import load_results, load_run  # what a notebook reads
+from energylab.study import RunConfig, Study        # what a study file returns
+from energylab.study import load_results, load_run  # what a notebook reads
 """
 
 from energylab.study.config import RunConfig, Study

@@ -14,8 +14,8 @@ CLAIM = "claim.json"
 HEARTBEAT = 15.0
 """Seconds between two signs of life of an owner."""
 STALE_AFTER = 180.0
-"""Seconds without a sign of life after which the claim of another machine is taken over. On the same machine, it is taken
-over as soon as the process is gone."""
+"""Seconds without a sign of life after which the claim of another machine is taken over. On the same machine, it is
+taken over as soon as the process is gone."""
 
 
 class Claimed(Exception):
@@ -29,8 +29,8 @@ class OwnershipLost(Exception):
 class Claim:
     """The ownership of a run directory, as a context manager.
 
-    The claim is a file that appears whole (a hard link either succeeds or finds another there), which also holds on network
-    file systems; a thread renews its time of change. Raises Claimed on entry if a living process owns the run.
+    The claim is a file that appears whole (a hard link either succeeds or finds another there), which also holds on
+    network file systems; a thread renews its time of change. Raises Claimed on entry if a living process owns the run.
     """
 
     def __init__(self, directory: Path):

@@ -1,17 +1,17 @@
 """What a run is, and what a study is: frozen values that validate themselves.
 
-A run is named by its settings: `RunConfig.name` ends in a hash of the resolved config, so that the same settings always meet
-the same directory, and changed ones never overwrite it. Where and how a run executes (device, how often it logs and saves) is
-no setting, and stays out of the name.
+A run is named by its settings: `RunConfig.name` ends in a hash of the resolved config, so that the same settings always
+meet the same directory, and changed ones never overwrite it. Where and how a run executes (device, how often it logs
+and saves) is no setting, and stays out of the name.
 """
 
 import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energylab.models import ModelConfig
 from energylab.tasks import GaussianProcessPrior
@@ -27,8 +27,8 @@ _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,79}")
 class RunConfig:
     """One run: a model, trained on tasks from a prior, from one seed.
 
-    `prior` may be the name of a preset; it is resolved on construction. Seeds of initialisation and data are derived from
-    `seed`, so runs of one seed see the same tasks in the same order.
+    `prior` may be the name of a preset; it is resolved on construction. Seeds of initialisation and data are derived
+    from `seed`, so runs of one seed see the same tasks in the same order.
 
     >>> RunConfig(variant="CEM", seed=0, prior="fixed", num_points=24, model=ModelConfig(recursions=2),
     ...           training=TrainingConfig(steps=200)).name.rpartition("-")[0]
@@ -48,6 +48,19 @@ class RunConfig:
     model: ModelConfig
     training: TrainingConfig
 
+    if TYPE_CHECKING:  # what may be given, beside what is kept
+
+        def __init__(
+            self,
+            *,
+            variant: str,
+            seed: int,
+            prior: str | GaussianProcessPrior,
+            num_points: int,
+            model: ModelConfig,
+            training: TrainingConfig,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         if not isinstance(self.variant, str) or not 1 <= len(self.variant) <= 80 or not self.variant.isprintable():
             raise ValueError(f"variant: expected a printable name of 1 to 80 characters, got {self.variant!r}")
@@ -61,9 +74,8 @@ class RunConfig:
             if not isinstance(getattr(self, key), kind):
                 raise ValueError(f"{key}: expected a {kind.__name__}, got {getattr(self, key)!r}")
         if self.model.input_dim != self.prior.input_dim:
-            raise ValueError(
-                f"model.input_dim: expected {self.prior.input_dim}, the input_dim of the prior, got {self.model.input_dim}"
-            )
+            expected = f"{self.prior.input_dim}, the input_dim of the prior"
+            raise ValueError(f"model.input_dim: expected {expected}, got {self.model.input_dim}")
 
     @property
     def recursions(self) -> int | None:
@@ -121,7 +133,7 @@ class Study:
     """A name and a list of runs. `note` is a sentence that figures print, such as why the runs cannot rank T."""
 
     name: str
-    runs: tuple[RunConfig, ...]
+    runs: Sequence[RunConfig]
     note: str = ""
 
     def __post_init__(self) -> None:

@@ -14,8 +14,8 @@ from energylab.study.run import FAILED, Code, Outcome, Update
 def plan(study: Study, folder: Path, retry_failed: bool = False) -> tuple[list[Task], list[Outcome]]:
     """The runs to execute, and how the others stand: finished before, failed before, or damaged.
 
-    A damaged directory is set aside, and its run is left for the next command. With `retry_failed`, the tasks are the runs that
-    failed before, and no others.
+    A damaged directory is set aside, and its run is left for the next command. With `retry_failed`, the tasks are the
+    runs that failed before, and no others. Tasks come seed by seed, so that whole comparisons are finished early.
     """
     tasks, settled = [], []
     for config in study.runs:
@@ -28,6 +28,7 @@ def plan(study: Study, folder: Path, retry_failed: bool = False) -> tuple[list[T
             tasks.append(task)
         else:
             settled.append(outcome)
+    tasks.sort(key=lambda task: task.config.seed)
     return tasks, settled
 
 
@@ -65,7 +66,7 @@ def _standing(config: RunConfig, directory: Path) -> Outcome | None:
         return None  # half-written by its owner, perhaps; whoever executes it will meet the claim
     try:
         if store.check_run(directory) is not None:
-            return Outcome(run=config.name, state="finished", sentence="finished before", new=False)
+            return Outcome(run=config.name, state="finished", sentence="it was finished before", new=False)
     except store.FromNewerVersion as error:
         return Outcome(run=config.name, state="damaged", sentence=error.reason, new=False)
     except store.Damaged as error:

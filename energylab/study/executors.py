@@ -1,8 +1,8 @@
 """Executors: where the runs of a study execute, behind one small interface.
 
-`InProcess` trains one run after another where it is called; `LocalProcesses` keeps worker processes, each with one thread,
-and gives every idle worker the next run. A worker that dies takes one run with it: that run is `lost`, a fresh worker takes the
-next, and a later command continues it from its last state.
+`InProcess` trains one run after another where it is called; `LocalProcesses` keeps worker processes, each with one
+thread, and gives every idle worker the next run. A worker that dies takes one run with it: that run is `lost`, a fresh
+worker takes the next, and a later command continues it from its last state.
 """
 
 import contextlib
@@ -37,7 +37,8 @@ class Task:
 
 
 class Executor(ABC):
-    """Brings runs to their end. `stop` is asked often; once it says yes, no run starts and those at work save their state."""
+    """Brings runs to their end. `stop` is asked often; once it says yes, no run starts, and those at work save their
+    state and end."""
 
     @abstractmethod
     def execute(self, tasks: Sequence[Task], code: Code, report: Report, stop: Callable[[], bool]) -> None:

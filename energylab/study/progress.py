@@ -33,6 +33,7 @@ class _Row:
     def take(self, message: Update | Outcome) -> None:
         if isinstance(message, Outcome):
             self.state, self.sentence = message.state, message.sentence
+            self.step = self.steps if message.state == "finished" else self.step
             return
         self.state, self.step = message.phase, message.step
         self.loss = self.loss if message.loss is None else message.loss
@@ -171,7 +172,7 @@ class Live(Display):
         return table
 
     def _visible(self) -> list[_Row]:
-        """All runs, or as many as fit: those at work and those in trouble first, then the latest to finish or to start."""
+        """All runs, or as many as fit: those at work and in trouble first, then the waiting, then the finished."""
         rows = list(self.rows.values())
         room = max(self._console.height - 4, 5)
         if len(rows) <= room:

@@ -1,7 +1,7 @@
 """One run, from its config to its results: train, save and continue, evaluate, trace, write.
 
-A run ends as a value, an `Outcome`: finished, or diverged, failed, interrupted, with a sentence for the reader. Whatever it
-ends as, the rest of its study goes on.
+A run ends as a value, an `Outcome`: finished, or diverged, failed, interrupted, with a sentence for the reader.
+Whatever it ends as, the rest of its study goes on.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pandas as pd
 import torch
@@ -82,8 +82,8 @@ def execute(
 ) -> Outcome:
     """Bring a run to its end in `directory`: continue what is there, or start.
 
-    `report` is told where the run is; `should_stop` is asked after every step, and when it says yes the state is saved and the
-    run ends as interrupted. Nothing is raised for a run that fails by itself; that is an outcome too.
+    `report` is told where the run is; `should_stop` is asked after every step, and when it says yes the state is saved
+    and the run ends as interrupted. Nothing is raised for a run that fails by itself; that is an outcome too.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ class _Run:
     def execute(self) -> Outcome:
         name = self.config.name
         if store.check_run(self.directory) is not None:
-            return Outcome(run=name, state="finished", sentence="finished before", new=False)
+            return Outcome(run=name, state="finished", sentence="it was finished before", new=False)
         if not (self.directory / store.CONFIG).exists():
             store.write_config(self.directory, self.config)
         training = self.config.training

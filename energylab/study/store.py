@@ -15,6 +15,7 @@ A run directory `<results>/<study>/<run>/` holds
 Files are JSON, Parquet, safetensors and PyTorch states read with `weights_only=True`: reading executes nothing.
 """
 
+import contextlib
 import hashlib
 import io
 import json
@@ -84,9 +85,7 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def write_table(path: Path, table: pd.DataFrame) -> None:
-    buffer = io.BytesIO()
-    table.to_parquet(buffer, engine="pyarrow", compression="zstd", index=False)
-    write_bytes(path, buffer.getvalue())
+    write_bytes(path, _parquet(table))
 
 
 def write_weights(path: Path, model: torch.nn.Module) -> None:
@@ -114,10 +113,7 @@ def write_config(directory: Path, config: RunConfig) -> None:
 
 def write_provenance(directory: Path, facts: Mapping[str, Any], files: Iterable[str]) -> None:
     """Declare a run finished: its facts and the checksum of each of its files, under a checksum of their own."""
-    checksums = {}
-    for name in files:
-        content = (directory / name).read_bytes()
-        checksums[name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    checksums = {name: _checksum((directory / name).read_bytes()) for name in files}
     data = {"schema": SCHEMA, "state": "finished", **facts, "files": checksums}
     write_json(directory / PROVENANCE, {**data, "sha256": _digest(data)})
 
@@ -144,6 +140,16 @@ def remove_leftovers(directory: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def _parquet(table: pd.DataFrame) -> bytes:
+    buffer = io.BytesIO()
+    table.to_parquet(buffer, engine="pyarrow", compression="zstd", index=False)
+    return buffer.getvalue()
+
+
+def _checksum(content: bytes) -> dict[str, Any]:
+    return {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+
+
 def _sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -160,7 +166,7 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a schema that this version knows. Raises Damaged, naming the directory, the file and the reason."""
+    """A JSON object of a schema that this version knows. Raises Damaged, naming directory, file and reason."""
     try:
         data = json.loads(path.read_bytes().decode())
     except FileNotFoundError as error:
@@ -251,8 +257,8 @@ def check_run(directory: Path) -> dict[str, Any] | None:
 def read_state(directory: Path) -> tuple[dict[str, Any] | None, str | None]:
     """The newest sound training state, and a sentence if a damaged one had to be passed over.
 
-    A damaged file is renamed, so that the next save keeps the sound one. Raises Damaged if there are states, and all are
-    damaged.
+    A damaged file is renamed, so that the next save keeps the sound one. Raises Damaged if there are states, and all
+    are damaged.
     """
     complaints = []
     for name in (STATE, PREVIOUS_STATE):
@@ -339,7 +345,7 @@ def run_directories(folder: Path) -> list[Path]:
 
 
 def read_study(folder: Path) -> dict[str, Any]:
-    """What the latest command wrote of the study; empty if it is missing or damaged, since runs stand for themselves."""
+    """What the latest command wrote of the study; empty if missing or damaged, since runs stand for themselves."""
     try:
         data = read_json(folder / STUDY)
     except Damaged:
@@ -350,9 +356,9 @@ def read_study(folder: Path) -> dict[str, Any]:
 def load_results(folder: str | os.PathLike[str]) -> pd.DataFrame:
     """The test errors of a study, tidy: one row a (run, condition, k), finished runs only.
 
-    Columns: study, run, variant, T (missing for a model without recursion), seed, condition, k, rmse, rmse_f, excess_mse,
-    the floors and references beside them, parameters, flops, train_seconds, and every setting that varies between the runs
-    (steps, width, ...). A damaged run is left out, with a warning that names it and says why.
+    Columns: study, run, variant, T (missing for a model without recursion), seed, condition, k, rmse, rmse_f,
+    excess_mse, the floors and references beside them, parameters, flops, train_seconds, and every setting that varies
+    between the runs (steps, width, ...). A damaged run is left out, with a warning that names it and says why.
 
     >>> errors = load_results("runs/recursion")                                                     # doctest: +SKIP
     >>> errors.groupby(["variant", "T", "k"], dropna=False).excess_mse.mean()                       # doctest: +SKIP
@@ -386,8 +392,8 @@ def load_study(folder: str | os.PathLike[str], runs: Sequence[str] | None = None
 def load_run(path: str | os.PathLike[str]) -> RunResults:
     """A finished run: `.model`, `.config`, `.prior`, `.traces`, and its tables.
 
-    Raises FileNotFoundError, or ValueError with the file and the reason if the run is unfinished, damaged, or was exported
-    without its weights.
+    Raises FileNotFoundError, or ValueError with the file and the reason if the run is unfinished, damaged, or was
+    exported without its weights.
     """
     directory = Path(path)
     if not directory.is_dir():
@@ -417,7 +423,7 @@ def load_run(path: str | os.PathLike[str]) -> RunResults:
 
 
 def mixed_settings(configs: Iterable[RunConfig]) -> str:
-    """A sentence that names a setting, other than the seed, in which runs of one (variant, T) differ; empty if none does."""
+    """A sentence that names a setting, other than the seed, in which runs of one (variant, T) differ; else empty."""
     first: dict[tuple[str, int | None], dict[str, Any]] = {}
     for config in configs:
         known = first.setdefault((config.variant, config.recursions), config.flat())
@@ -462,7 +468,7 @@ def _errors(loaded: Sequence[_Loaded], study: str) -> pd.DataFrame:
         for key in varying:
             value = flat[key]
             table[key] = ", ".join(map(str, value)) if isinstance(value, list) else value
-        tables.append(table)
+        tables.append(table[[*_RESULT_COLUMNS, *(key for key in table if key not in _RESULT_COLUMNS)]])
     if not tables:
         return pd.DataFrame(columns=[*_RESULT_COLUMNS, *_COST_COLUMNS]).astype({"T": "Int64"})
     return _concatenate(tables)
@@ -499,6 +505,9 @@ def _concatenate(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 # --- export ----------------------------------------------------------------------------------------------------------
 
+EXPORTED_TASKS = 4
+"""Tasks whose raw traces are exported: enough to look at, small enough for git. The summary covers all of them."""
+
 
 @dataclass(frozen=True)
 class Exported:
@@ -515,10 +524,11 @@ class Exported:
 
 
 def export_study(folder: Path, output: Path) -> Exported:
-    """Copy what figures need of a study's latest runs: tables, and traces and weights for one seed of each (variant, T).
+    """Copy what figures need of a study's latest runs: tables, and weights and a few traces for one seed of each
+    (variant, T).
 
-    The exported folder has the layout of the original, so that everything reads both. Raises ValueError if `output` holds
-    runs of other settings.
+    The exported folder has the layout of the original, so that everything reads both. Raises ValueError if `output`
+    holds runs of other settings.
     """
     study = read_study(folder)
     if not study:
@@ -552,10 +562,8 @@ def export_study(folder: Path, output: Path) -> Exported:
         output.mkdir(parents=True, exist_ok=True)
     for directory, config, provenance in finished:
         whole = config.seed == first_seed[config.variant, config.recursions]
-        names = [CONFIG, METRICS, EVALUATION, DESCENT, *((TRACES, WEIGHTS) if whole else ())]
-        (copied if _export_run(directory, output / directory.name, provenance, names) else unchanged).append(
-            directory.name
-        )
+        new = _export_run(directory, output / directory.name, provenance, whole)
+        (copied if new else unchanged).append(directory.name)
     if finished:
         kept = {path.name for path in run_directories(output)}
         write_json(output / STUDY, {**study, "runs": [name for name in study["runs"] if name in kept]})
@@ -563,22 +571,25 @@ def export_study(folder: Path, output: Path) -> Exported:
     return Exported(tuple(copied), tuple(unchanged), tuple(missing), tuple(damaged), size)
 
 
-def _export_run(source: Path, target: Path, provenance: Mapping[str, Any], names: Sequence[str]) -> bool:
+def _export_run(source: Path, target: Path, provenance: Mapping[str, Any], whole: bool) -> bool:
     """Whether anything was copied: False if `target` already holds the same files."""
+    names = [CONFIG, METRICS, EVALUATION, DESCENT, *([WEIGHTS] if whole else [])]
+    contents = {name: read_checked(source, provenance, name) for name in names}
+    if whole:
+        traces = read_table(source, provenance, TRACES)
+        contents[TRACES] = _parquet(traces.loc[traces["task"] < EXPORTED_TASKS] if len(traces) else traces)
     if target.exists():
-        try:
+        with contextlib.suppress(Damaged):
             present = check_run(target)
-        except Damaged:
-            present = None
-        if present is not None and present["files"] == {name: provenance["files"][name] for name in names}:
-            return False
+            if present is not None and present["files"] == {name: _checksum(contents[name]) for name in contents}:
+                return False
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    for name in names:
-        write_bytes(partial / name, read_checked(source, provenance, name))
+    for name, content in contents.items():
+        write_bytes(partial / name, content)
     facts = {key: value for key, value in provenance.items() if key not in ("schema", "state", "files")}
-    write_provenance(partial, facts, names)
+    write_provenance(partial, facts, contents)
     if target.exists():
         shutil.rmtree(target)
     partial.rename(target)

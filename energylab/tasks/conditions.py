@@ -11,7 +11,8 @@
 | `double-points` | 2N points, the first N of which are those of `in-prior` |
 
 A test set is the first 4096 tasks of step 0 of the stream `test` of root seed 0, for every condition and whatever seed
-a model was trained with: all conditions share the random numbers, so that differences between them are paired too."""
+a model was trained with: all conditions share the random numbers, so that differences between them are paired too.
+"""
 
 import dataclasses
 import hashlib
@@ -43,6 +44,10 @@ class Condition:
     prior: GaussianProcessPrior
     """Where the tasks come from; their `floor` knows it."""
     num_points: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.num_points, int) or self.num_points < 1:
+            raise ValueError(f"num_points: expected a whole number, 1 or more, got {self.num_points!r}")
 
     @property
     def specification(self) -> dict:
@@ -104,7 +109,8 @@ CONDITIONS = tuple(_CHANGES)
 
 def condition(name: str, prior: GaussianProcessPrior, num_points: int) -> Condition:
     """The condition called `name` for models trained on `prior` with `num_points` pairs. Raises ValueError for another
-    name."""
+    name.
+    """
     if name not in _CHANGES:
         raise ValueError(f"condition: expected one of {', '.join(CONDITIONS)}, got {name!r}")
     return Condition(

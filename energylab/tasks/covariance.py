@@ -12,7 +12,8 @@ Every kernel here has k(x, x) = 1; the output scale belongs to the prior.
 
 The periodic kernel is a product over inputs (as in gpytorch): the same function of the Euclidean distance is not
 positive definite for more than one input. `a*b` is the product of two of them and `a+b` their mean (so that k(x, x)
-stays 1), with one length-scale for all terms; `*` binds tighter."""
+stays 1), with one length-scale for all terms; `*` binds tighter.
+"""
 
 import functools
 import operator
@@ -22,11 +23,13 @@ import torch
 from torch import Tensor
 
 KERNELS = ("rbf", "matern12", "matern32", "matern52", "periodic")
+KERNEL_NAMES = f"{', '.join(KERNELS)}, or several of these joined by '+' or '*'"
 
 
 class _DirectDistances:
     """Distances from differences. gpytorch expands (a − b)² for a matrix product, which loses 1e-9 of a distance at
-    close pairs (Matern kernels feel it), and whose rounding depends on the size of the batch."""
+    close pairs (Matern kernels feel it), and whose rounding depends on the size of the batch.
+    """
 
     def covar_dist(self, x1, x2, diag=False, last_dim_is_batch=False, square_dist=False, **_):
         if last_dim_is_batch:
@@ -63,12 +66,14 @@ _CONSTRUCTORS = {
 }
 
 
-def terms(name: str) -> list[list[str]]:
-    """`"rbf*periodic+matern12"` -> `[["rbf", "periodic"], ["matern12"]]`. Raises ValueError for an unknown kernel."""
-    parsed = [[factor.strip() for factor in term.split("*")] for term in name.split("+")]
-    if any(factor not in KERNELS for term in parsed for factor in term):
-        raise ValueError(f"kernel: expected one of {', '.join(KERNELS)}, or these joined by '+' or '*', got {name!r}")
-    return parsed
+def _terms(name: str) -> list[list[str]]:
+    """`"rbf*periodic+matern12"` is `[["rbf", "periodic"], ["matern12"]]`."""
+    return [[factor.strip() for factor in term.split("*")] for term in name.split("+")]
+
+
+def is_kernel(name: object) -> bool:
+    """Whether `covariance` takes this name."""
+    return isinstance(name, str) and all(factor in KERNELS for term in _terms(name) for factor in term)
 
 
 @torch.no_grad()
@@ -81,18 +86,22 @@ def covariance(name: str, x: Tensor, lengthscale: Tensor, period: float = 2.0) -
         lengthscale: (B,), float64; one a task.
         period: period of `periodic`, the same for every input.
 
+    Raises: ValueError for an unknown kernel.
+
     Returns: (B, N, N), float64, right to 1e-10 for inputs as far from zero as 500.
 
     >>> x = torch.tensor([[[0.0], [1.0]]], dtype=torch.float64)
     >>> covariance("rbf", x, torch.tensor([1.0], dtype=torch.float64))[0, 0, 1].item()  # exp(-1/2)
     0.6065306597126334
     """
+    if not is_kernel(name):
+        raise ValueError(f"kernel: expected one of {KERNEL_NAMES}, got {name!r}")
     # All kernels are stationary. Near 500, rounding x/l would cost 1e-13/l of a distance; differences of neighbours
     # are exact.
     centred = x - x[:, :1]
     products = [
         functools.reduce(operator.mul, [_base(factor, centred, lengthscale, period) for factor in term])
-        for term in terms(name)
+        for term in _terms(name)
     ]
     return functools.reduce(operator.add, products).div_(len(products))
 

@@ -9,7 +9,8 @@ and the k pairs before it has mean y_k − L_kk e_k and variance L_kk² (of f_k:
 for every k. This is the *floor*.
 
 Everything is float64 on the CPU and moved afterwards. The jitter is part of the prior, so it is part of the floor too;
-nothing is resampled or clamped, and a factorisation that fails is an error."""
+nothing is resampled or clamped, and a factorisation that fails is an error.
+"""
 
 import contextlib
 import dataclasses
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from energylab.tasks.covariance import KERNELS, covariance, terms
+from energylab.tasks.covariance import KERNEL_NAMES, KERNELS, covariance, is_kernel
 from energylab.tasks.streams import WORDS, normal_pairs, stream_key, uniform_pairs
 
 _HYPERPARAMETERS, _INPUTS, _NORMALS = 0, 1, 2
@@ -37,7 +38,8 @@ class TaskBatch:
     """B tasks of N points, and the floor of each prediction. B tasks may have B different kernels and length-scales.
 
     Out of a prior with random hyper-parameters, the floor knows those of its task: it bounds what can be learned from
-    below."""
+    below.
+    """
 
     x: Tensor
     """Inputs, (B, N, d_x)."""
@@ -129,7 +131,8 @@ class GaussianProcessPrior:
     """Range of each input."""
     input_layout: str = "uniform"
     """`uniform`: independent and unsorted; `sorted`: the same in order of the first input; `grid`: equally spaced, both
-    ends included, for one input. Sorted and gridded tasks of 2N points do not extend those of N points."""
+    ends included, for one input. Sorted and gridded tasks of 2N points do not extend those of N points.
+    """
     jitter: float = 1e-8
     """Variance of the independent part of f, relative to σ²."""
 
@@ -137,11 +140,10 @@ class GaussianProcessPrior:
         def put(key, value):
             object.__setattr__(self, key, value)
 
-        if isinstance(self.kernels, str) or not self.kernels:
-            raise ValueError(f"kernels: expected one or more names out of {', '.join(KERNELS)}, got {self.kernels!r}")
-        put("kernels", tuple(self.kernels))
-        for kernel in self.kernels:
-            terms(kernel)
+        kernels = self.kernels if isinstance(self.kernels, list | tuple) else ()
+        if not kernels or not all(is_kernel(kernel) for kernel in kernels):
+            raise ValueError(f"kernels: expected one or more of {KERNEL_NAMES}, got {self.kernels!r}")
+        put("kernels", tuple(kernels))
         put("lengthscale", _pair("lengthscale", self.lengthscale, positive=True))
         put("output_scale", _pair("output_scale", self.output_scale, positive=True))
         put("input_range", _pair("input_range", self.input_range, positive=False))
@@ -189,7 +191,8 @@ class GaussianProcessPrior:
 
     def covariance(self, kernel: str, x: Tensor, lengthscale: Tensor, output_scale: Tensor) -> Tensor:
         """Covariance (B, N, N) of f at x (B, N, d_x), jitter included; `lengthscale` and `output_scale` are (B,).
-        Float64."""
+        Float64.
+        """
         matrix = covariance(kernel, x, lengthscale, self.period)
         matrix.diagonal(dim1=-2, dim2=-1).add_(self.jitter)
         return matrix.mul_(output_scale.square()[:, None, None])
@@ -214,7 +217,8 @@ class GaussianProcessPrior:
         < N points.
 
         Raises: ValueError for sizes out of range, FactorisationError (naming the task) for a covariance that float64
-        cannot factorise."""
+        cannot factorise.
+        """
         if not isinstance(stream, str):
             raise ValueError(f"stream: expected a name, got {stream!r}")
         if not dtype.is_floating_point:
@@ -305,7 +309,7 @@ class GaussianProcessPrior:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """A factorisation by several threads rounds differently (from some hundred points on): tasks would depend on them."""
+    """Several threads round a factorisation of some hundred points differently: tasks would depend on their number."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -323,7 +327,8 @@ def chunks(num_tasks: int, num_points: int) -> Iterator[slice]:
 
 def cholesky(matrix: Tensor, name_task: Callable[[int], str]) -> Tensor:
     """Lower factors of (B, N, N). Raises FactorisationError for the first row that has none; `name_task(row)` says
-    which it is."""
+    which it is.
+    """
     lower, info = torch.linalg.cholesky_ex(matrix)
     if info.any():
         task = name_task(int(info.nonzero()[0]))
@@ -335,11 +340,10 @@ def one_step_ahead(lower: Tensor, y: Tensor, mean: float = 0.0) -> tuple[Tensor,
     """Every prediction of y_k from the points before it, from one factor L (B, N, N) of the covariance of y (B, N).
 
     Returns the means y_k − L_kk e_k, the variances L_kk², and the log-densities log N(y_k) under both, each (B, N); the
-    sum of the first k of the last is the log-likelihood of the first k pairs."""
+    sum of the first k of the last is the log-likelihood of the first k pairs.
+    """
     diagonal = lower.diagonal(dim1=-2, dim2=-1)
-    innovation = torch.linalg.solve_triangular(lower, (y - mean).unsqueeze(-1), upper=False).squeeze(
-        -1
-    )  # e = L⁻¹ (y − m)
+    innovation = torch.linalg.solve_triangular(lower, (y - mean).unsqueeze(-1), upper=False).squeeze(-1)  # e
     density = -0.5 * innovation.square() - diagonal.log() - 0.5 * math.log(2 * math.pi)
     return y - diagonal * innovation, diagonal.square(), density
 
@@ -358,4 +362,5 @@ PRESETS: dict[str, dict] = {
     },
 }
 """`fixed`: one known kernel, so that the floor is attainable. `rbf`: random length-scale. `mixture`: random kernel
-too."""
+too.
+"""

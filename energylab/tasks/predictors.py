@@ -12,7 +12,8 @@ All take x (B, N, d_x) and y (B, N). All are causal and none is trained on other
 
 On tasks from a prior with random hyper-parameters the floor is out of reach and `marginal` under that prior is what can
 be reached. On tasks from elsewhere, `marginal` under the *training* prior is what a perfectly trained model would say:
-the `prior` predictor of `references`."""
+the `prior` predictor of `references`.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -86,6 +87,8 @@ def marginal(x: Tensor, y: Tensor, prior: GaussianProcessPrior, *, grid: int = 3
 
     Returns (B, N) each, in the dtype and on the device of y; computed in float64 on the CPU.
     """
+    if grid < 1:
+        raise ValueError(f"grid: expected 1 or more, got {grid!r}")
     quantiles = (np.arange(grid) + 0.5) / grid
 
     def points(law: Callable, bounds: tuple[float, float]) -> list[float]:
@@ -100,9 +103,9 @@ def marginal(x: Tensor, y: Tensor, prior: GaussianProcessPrior, *, grid: int = 3
     )
 
     def predict(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        # Sums of weights before and after y_k, and of weighted moments, all relative to exp(largest).
-        largest = torch.full_like(y, -torch.inf)
-        before, after, first, second = (torch.zeros_like(y) for _ in range(4))
+        # Running averages over the grid, and the logarithms of the summed weights before and after y_k was seen.
+        mean, variance = torch.zeros_like(y), torch.zeros_like(y)
+        before, after = torch.full_like(y, -torch.inf), torch.full_like(y, -torch.inf)
         for kernel, lengthscale, output_scale in hyperparameters:
             constant = torch.ones_like(y[:, 0])
             matrix = prior.covariance(kernel, x, lengthscale * constant, output_scale * constant)
@@ -110,17 +113,14 @@ def marginal(x: Tensor, y: Tensor, prior: GaussianProcessPrior, *, grid: int = 3
             lower = cholesky(
                 matrix, lambda task, what=(kernel, lengthscale, output_scale): f"row {task}, grid point {what}"
             )
-            mean, variance, density = one_step_ahead(lower, y, prior.mean)
+            mean_g, variance_g, density = one_step_ahead(lower, y, prior.mean)
             log_weight = torch.cat([torch.zeros_like(y[:, :1]), density[:, :-1].cumsum(1)], dim=1)
-            larger = torch.maximum(largest, log_weight)
-            shrink, weight = (largest - larger).exp(), (log_weight - larger).exp()
-            largest = larger
-            before = before * shrink + weight
-            after = after * shrink + weight * density.exp()
-            first = first * shrink + weight * mean
-            second = second * shrink + weight * (variance + mean.square())
-        mean = first / before
-        return mean, second / before - mean.square(), (after / before).log()
+            before = torch.logaddexp(before, log_weight)
+            after = torch.logaddexp(after, log_weight + density)
+            share, distance = (log_weight - before).exp(), mean_g - mean
+            mean = mean + share * distance
+            variance = variance + share * (variance_g - variance + (1 - share) * distance.square())
+        return mean, variance, after - before
 
     return Prediction(*_by_chunks(predict, x, y))
 
@@ -167,7 +167,8 @@ def fitted(
 
     It is fitted anew to the first k pairs of each task, for each k in `contexts` (1 or more each): costly, so give it a
     subset, and say which. Returns (B, len(contexts)) each, in the dtype and on the device of y; computed in float64 on
-    the CPU."""
+    the CPU.
+    """
     for k in contexts:
         if not 1 <= k < y.shape[1]:
             raise ValueError(f"contexts: expected each between 1 and {y.shape[1] - 1}, got {k!r}")
@@ -214,7 +215,8 @@ def _fit_and_predict(x: Tensor, y: Tensor, steps: int, learning_rate: float) -> 
 
 def _by_chunks(predict: Callable[[Tensor, Tensor], tuple[Tensor, ...]], x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     """Run `predict` in float64 on the CPU, few tasks at a time, so that memory does not grow with the number of
-    tasks."""
+    tasks.
+    """
     inputs, targets = x.detach().to("cpu", torch.float64), y.detach().to("cpu", torch.float64)
     parts = [predict(inputs[part], targets[part]) for part in chunks(len(y), y.shape[1])]
     return tuple(torch.cat(values).to(y) for values in zip(*parts, strict=True))

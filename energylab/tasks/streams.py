@@ -27,7 +27,8 @@ def philox(
     key: tuple[int, int], counter: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Philox-4x32-10: four 32-bit words (held in uint64) for each counter of four 32-bit words; the four arrays
-    broadcast."""
+    broadcast.
+    """
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):

@@ -40,7 +40,8 @@ class TokenLayout(ABC):
     @abstractmethod
     def kinds(self, num_points: int) -> tuple[list[TokenKind], list[int]]:
         """For each of the L positions: does it ask for a target (`query`) or show one (`pair`), and the index of its
-        pair."""
+        pair.
+        """
 
 
 class _TwoTokens(TokenLayout):

@@ -1,0 +1,124 @@
+"""The regressor: no leak of a target, every option trains, configs name what is wrong."""
+
+import pytest
+import torch
+
+from energylab.layers import norm
+from energylab.models import InContextRegressor, ModelConfig, count_parameters
+
+SMALL = {"width": 16, "hidden": 24, "heads": 2}
+VARIANTS = {
+    "CEM": {},
+    "Llama": {"attention": "llama", "mlp": "llama"},
+    "CEM attention alone": {"mlp": "none", "diagonal": "none"},
+    "CEM attention, Llama MLP": {"mlp": "llama", "diagonal": "per_head"},
+    "Llama attention, CEM MLP": {"attention": "llama"},
+    "rotary": {"positions": "rotary"},
+    "refreshed": {"history": "refreshed", "recursions": 3},
+    "preconditioned": {"preconditioner": "diagonal_low_rank", "rank": 4},
+    "gaussian": {"head": "gaussian"},
+}
+every_variant = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+
+
+def predictions(output) -> torch.Tensor:
+    return output if isinstance(output, torch.Tensor) else torch.stack(output)
+
+
+@every_variant
+@pytest.mark.parametrize("tokens", ["interleaved", "split", "shifted"])
+def test_a_target_reaches_only_later_predictions(options, tokens):
+    model = InContextRegressor(ModelConfig(**SMALL, **options, tokens=tokens))
+    x, y = torch.randn(2, 7, 1), torch.randn(2, 7)
+    before = predictions(model(x, y))
+    for j in range(7):
+        changed = y.clone()
+        changed[:, j] += 1
+        after = predictions(model(x, changed))
+        assert torch.equal(before[..., : j + 1], after[..., : j + 1])
+        if j + 1 < 7:
+            assert not torch.equal(before[..., j + 1], after[..., j + 1])
+
+
+@every_variant
+def test_an_input_reaches_its_own_prediction(options):
+    model = InContextRegressor(ModelConfig(**SMALL, **options, input_dim=3))
+    x, y = torch.randn(2, 5, 3), torch.randn(2, 5)
+    changed = x.clone()
+    changed[:, 2, 1] += 1
+    before, after = predictions(model(x, y)), predictions(model(changed, y))
+    assert torch.equal(before[..., :2], after[..., :2])
+    assert (before[..., 2:] != after[..., 2:]).all()
+
+
+@every_variant
+def test_every_parameter_has_a_gradient(options):
+    model = InContextRegressor(ModelConfig(**SMALL, **options))
+    predictions(model(torch.randn(4, 6, 1), torch.randn(4, 6))).square().sum().backward()
+    silent = {name.rsplit(".")[-1] for name, p in model.named_parameters() if not p.grad.abs().sum() > 0}
+    assert silent <= {"left"}  # U of the preconditioner, while V is still 0
+
+
+def test_traces_follow_the_model():
+    config = ModelConfig(**SMALL, attention_recursions=3, mlp_recursions=1, depth=2)
+    model = InContextRegressor(config)
+    x, y = torch.randn(2, 5, 1), torch.randn(2, 5)
+    traces = model.trace(x, y)
+    assert [trace.name for trace in traces] == [
+        "block 0 attention",
+        "block 0 mlp",
+        "block 1 attention",
+        "block 1 mlp",
+    ]
+    assert [len(trace.energy) for trace in traces] == [4, 2, 4, 2]
+    for trace in traces:
+        assert trace.tokens == ("query", "pair") * 5
+        assert trace.pairs.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert torch.equal(traces[0].states[0], model.embed(x, y))
+    for before, after in zip(traces, traces[1:], strict=False):
+        assert torch.equal(before.states[-1], after.states[0])
+    last = norm(traces[-1].states[-1][:, ::2])
+    assert torch.equal(model(x, y), model.read_out(last).squeeze(-1))
+
+
+def test_only_energy_layers_are_traced():
+    llama = InContextRegressor(ModelConfig(**SMALL, attention="llama", mlp="llama"))
+    assert llama.trace(torch.randn(2, 5, 1), torch.randn(2, 5)) == []
+    mixed = InContextRegressor(ModelConfig(**SMALL, attention="llama", depth=1))
+    assert [trace.name for trace in mixed.trace(torch.randn(2, 5, 1), torch.randn(2, 5))] == ["block 0 mlp"]
+
+
+def test_recursions_add_no_parameters():
+    counts = {count_parameters(InContextRegressor(ModelConfig(recursions=T))) for T in (1, 2, 4, 8)}
+    assert len(counts) == 1
+
+
+def test_the_gaussian_head_gives_a_variance():
+    mean, variance = InContextRegressor(ModelConfig(**SMALL, head="gaussian"))(torch.randn(3, 4, 1), torch.randn(3, 4))
+    assert mean.shape == variance.shape == (3, 4)
+    assert (variance > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"recursions": 0}, "recursions: expected an integer of at least 1, got 0"),
+        ({"mlp_recursions": -1}, "mlp_recursions: expected an integer of at least 1, got -1"),
+        ({"width": 64, "heads": 5}, "heads: expected a divisor of the width 64"),
+        ({"depth": 0}, "depth: expected an integer of at least 1, got 0"),
+        ({"attention": "gpt"}, "attention: expected one of cem, llama, got 'gpt'"),
+        ({"mlp": "gpt"}, "mlp: expected one of cem, llama, none, got 'gpt'"),
+        (
+            {"attention": "llama", "mlp": "llama", "diagonal": "full"},
+            "diagonal: expected one of none, shared, per_head",
+        ),
+        ({"tokens": "words"}, "tokens: expected one of"),
+        ({"head": "two"}, "head: expected one of point, gaussian, got 'two'"),
+        ({"rank": 100, "preconditioner": "diagonal_low_rank"}, "rank: expected 1 to the width 64, got 100"),
+        ({"history": "old"}, "history: expected one of fixed, refreshed, got 'old'"),
+        ({"positions": "rotary", "width": 12, "heads": 4}, "head_dim: expected an even number"),
+    ],
+)
+def test_bad_configs_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**options)
