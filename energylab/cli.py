@@ -9,7 +9,6 @@ import dataclasses
 import difflib
 import functools
 import importlib.metadata
-import importlib.util
 import inspect
 import io
 import os
@@ -18,11 +17,6 @@ import re
 import shlex
 import signal
 import sys
-import tempfile
-import traceback
-import types
-import typing
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,13 +24,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-STUDIES = Path("studies")
-EXPORTED = STUDIES / "results"
-FIGURES = Path("figures")
-
-
-class Problem(Exception):
-    """The command or the study is wrong: one line for the reader, and exit code 2."""
+from energylab import project
+from energylab.project import Problem
 
 
 class _Helped(Exception):
@@ -83,7 +72,7 @@ class ExportOptions:
 
     results: Path = Path("runs")
     """Folder of the results."""
-    output: Path = EXPORTED
+    output: Path = project.EXPORTED
     """Folder to copy to; the study gets a folder of its name in it."""
 
 
@@ -106,6 +95,10 @@ class FigureOptions:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # a symbol that the terminal does not know is no reason to fail
+            stream.reconfigure(errors="backslashreplace")
     try:
         if not words or words[0] in ("-h", "--help"):
             print(_overview())
@@ -121,8 +114,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("energylab: stopped at once; what was saved before is kept", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # the reader of the output has left: `energylab status recursion | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            # the reader of the output has left, as in `energylab status recursion | head -1`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        else:
+            print(f"energylab: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
         return 1
 
 
@@ -156,41 +153,40 @@ Example:
     word = _study_word(words, RunOptions)
     if word is None:
         return _help_without_study("run", words, RunOptions, description)
-    path = _study_file(word)
-    function = _study_function(path)
-    _refuse_common_names(path, function, RunOptions)
+    path = project.study_file(word)
+    function = project.study_function(path, taken=(*_names(RunOptions), "study", "help"))
     _, knobs, options = _parse("run", words, RunOptions, description, study=function)
 
     from energylab.study import driver
-    from energylab.study.executors import InProcess, LocalProcesses, usable_cores
+    from energylab.study.executors import InProcess, LocalProcesses
     from energylab.study.progress import Live, Plain
     from energylab.study.run import current_code
     from energylab.training import resolve_device
 
-    study = _resolve(path, function, knobs)
+    study = project.resolve(path, function, knobs)
     if options.workers is not None and options.workers < 1:
         raise Problem(f"--workers: expected an integer of at least 1, got {options.workers}")
     if options.device != "study":
         study = dataclasses.replace(study, runs=tuple(config.on(options.device) for config in study.runs))
     for config in study.runs:
-        with _problems(path.as_posix() if options.device == "study" else "--device"):
+        with project.problems(path.as_posix() if options.device == "study" else "--device"):
             resolve_device(config.training.device)
     folder = options.results / study.name
-    _check_folder("--results", folder)
+    project.check_writable("--results", folder)
 
     tasks, outcomes = driver.plan(study, folder, options.retry_failed)
     before = sum(outcome.state == "finished" for outcome in outcomes)
-    print(
-        f"{study.name}: {len(study.runs)} runs, {before} finished before, {len(tasks)} to do; results in {folder}",
-        flush=True,
-    )
+    inprocess = options.executor == "inprocess"
+    executor = InProcess() if inprocess else LocalProcesses(options.workers)
+    at_a_time = executor.concurrency(tasks)
+    where = f", {at_a_time} at a time" if tasks else ""
+    counts = f"{len(study.runs)} runs, {before} finished before, {len(tasks)} to do{where}"
+    print(f"{study.name}: {counts}; results in {folder}", flush=True)
     for outcome in outcomes:
         if outcome.state != "finished":
             print(f"{outcome.run}: {outcome.sentence}", flush=True)
     again = shlex.join(["energylab", "run", *words])
-    inprocess = options.executor == "inprocess"
-    executor = InProcess() if inprocess else LocalProcesses(options.workers)
-    display = (Live if sys.stdout.isatty() else Plain)(tasks, 1 if inprocess else options.workers or usable_cores())
+    display = (Live if sys.stdout.isatty() else Plain)(tasks, at_a_time)
     with _stop_on_signal(display.say) as stop, display:
         outcomes += driver.execute(
             study,
@@ -228,7 +224,7 @@ Example:
     from energylab.study import store
     from energylab.study.claim import living_owner
 
-    folder = _results_folder(word, options.results)
+    folder = project.results_folder(word, options.results)
     names = list(store.read_study(folder).get("runs", []))
     names += [path.name for path in store.run_directories(folder) if path.name not in names]
     rows, unsound = [], False
@@ -276,10 +272,10 @@ Example:
 
     from energylab.study import store
 
-    folder = _results_folder(word, options.results)
+    folder = project.results_folder(word, options.results)
     output = options.output / folder.name
-    _check_folder("--output", output)
-    with _problems():
+    project.check_writable("--output", output)
+    with project.problems():
         done = store.export_study(folder, output)
     exported = len(done.copied) + len(done.unchanged)
     print(f"{output}: {exported} runs, {len(done.copied)} of them new, {done.size / 1e6:.2f} MB")
@@ -298,38 +294,34 @@ Results are read from the folder of the results where the study is complete ther
 Example:
   energylab figures error_vs_context --study quickstart"""
     chosen, options = _parse_figures(words, description)
-    present = sorted(path.stem for path in FIGURES.glob("*.py") if not path.name.startswith("_"))
-    if not present:
-        raise Problem(f"figures: expected a folder {FIGURES} with figure files in the current folder, found none")
-    for name in chosen:
-        if name not in present:
-            raise Problem(f"FIGURE: expected some of {', '.join(present)}, got {name!r}")
-    modules = {name: _figure_module(FIGURES / f"{name}.py") for name in chosen or present}
+    modules = {name: project.figure_module(name) for name in chosen or project.known_figures()}
     if options.study is not None:
-        for name in [name for name, module in modules.items() if len(module.NEEDS) != 1]:
+        several = [name for name, module in modules.items() if len(module.NEEDS) > 1]
+        for name in several:
             if name in chosen:
                 needs = ", ".join(modules[name].NEEDS)
-                raise Problem(f"--study: {name} compares several studies ({needs}), it cannot be drawn from one")
+                raise Problem(f"--study: expected a figure of one study, got {name}, which compares {needs}")
             del modules[name]
-    sources = {need: None for module in modules.values() for need in module.NEEDS}
-    if options.study is not None:
-        sources = {options.study: None}
-    sources = {need: _source(need, options.results, explicit=options.study is not None) for need in sources}
+    needed = {name: module.NEEDS if options.study is None else (options.study,) for name, module in modules.items()}
+    sources = {
+        need: project.results_for_figures(need, options.results, latest=options.study is not None)
+        for need in dict.fromkeys(need for needs in needed.values() for need in needs)
+    }
     complete = True
     for name, module in modules.items():
-        needs = module.NEEDS if options.study is None else (options.study,)
-        missing = [sources[need] for need in needs if isinstance(sources[need], str)]
+        found = [sources[need] for need in needed[name]]
+        missing = [source for source in found if isinstance(source, str)]
         if missing:
             print(f"{name}: not drawn: {missing[0]}", file=sys.stderr)
             complete = False
             continue
-        results = _together([sources[need] for need in needs])
+        results = project.together([source for source in found if not isinstance(source, str)])
         stem = (options.output or options.results / "figures" / results.name) / name
-        _check_folder("--output", stem.parent)
+        project.check_writable("--output", stem.parent)
 
         from energylab.plotting import save
 
-        with _errors_of(FIGURES / f"{name}.py"):
+        with project.errors_of(project.FIGURES / f"{name}.py"):
             figure = module.draw(results)
         stem.parent.mkdir(parents=True, exist_ok=True)
         save(figure, stem)
@@ -384,170 +376,6 @@ def _triton() -> str:
         return "triton is not installed"
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     return f"triton {version} is installed, TRITON_INTERPRET is {'set' if interpreted else 'not set'}"
-
-
-# --- studies and figures on disk -------------------------------------------------------------------------------------
-
-
-def _study_file(word: str) -> Path:
-    if word.endswith(".py") or os.sep in word:
-        path = Path(word)
-        if not path.is_file():
-            raise Problem(f"STUDY: expected a name or the path of a study file, got {word!r}, which is no file")
-        return path
-    path = STUDIES / f"{word}.py"
-    if not path.is_file():
-        raise Problem(f"STUDY: expected {_known_studies()}, or the path of a study file, got {word!r}")
-    return path
-
-
-def _known_studies() -> str:
-    names = sorted(path.stem for path in STUDIES.glob("*.py") if not path.name.startswith("_"))
-    return f"one of {', '.join(names)}" if names else f"a study of ./{STUDIES}, where there is none"
-
-
-def _load_module(path: Path) -> types.ModuleType:
-    """Execute a study or figure file. It is compiled here, so that no cache is left beside it."""
-    name = re.sub(r"\W", "_", f"energylab_file_{path.stem}")
-    module = types.ModuleType(name)
-    module.__file__ = str(path)
-    sys.modules[name] = module  # dataclasses and type hints look their module up
-    with _errors_of(path):
-        exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), module.__dict__)
-    return module
-
-
-def _study_function(path: Path) -> Callable[..., Any]:
-    function = getattr(_load_module(path), "study", None)
-    if not callable(function):
-        raise Problem(f"{path}: expected a function `study` that returns a Study, found none")
-    with _errors_of(path):
-        typing.get_type_hints(function)
-    for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise Problem(f"{path}: expected keyword parameters only in `study`, got {parameter}")
-        if parameter.annotation is parameter.empty:
-            raise Problem(f"{path}: expected a type for the parameter {name} of `study`, such as {name}: int, got none")
-    return function
-
-
-def _resolve(path: Path, function: Callable[..., Any], knobs: dict[str, Any]) -> Any:
-    """The Study of these knobs."""
-    from energylab.study import Study
-
-    given = {key: value for key, value in knobs.items() if inspect.signature(function).parameters[key].default != value}
-    with _errors_of(path, given):
-        study = function(**knobs)
-    if not isinstance(study, Study):
-        raise Problem(f"{path}: expected `study` to return a Study, got {study!r:.80}")
-    return study
-
-
-def _refuse_common_names(path: Path, function: Callable[..., Any], options: type) -> None:
-    common = [field.name for field in dataclasses.fields(options)]
-    for name in inspect.signature(function).parameters:
-        if name in (*common, "help", "study"):
-            raise Problem(
-                f"{path}: {name}: expected another name for this parameter of `study`, since --{_dashed(name)} is an "
-                f"option common to all studies ({', '.join(common)})"
-            )
-
-
-def _results_folder(word: str, results: Path) -> Path:
-    """The folder of a study's results; a problem where there is nothing yet."""
-    name = word
-    if word.endswith(".py") or os.sep in word or not (results / word).is_dir():
-        path = STUDIES / f"{word}.py"
-        if word.endswith(".py") or os.sep in word or path.is_file():
-            path = _study_file(word)
-            function = _study_function(path)
-            name = _resolve(path, function, {}).name
-        else:
-            known = {path.stem for path in STUDIES.glob("*.py")}
-            known |= {path.parent.name for path in results.glob("*/study.json")}
-            raise Problem(f"STUDY: expected {_one_of(sorted(known))}, got {word!r}")
-    if not (results / name).is_dir():
-        raise Problem(f"{results / name}: no results yet; make them with: energylab run {word}")
-    return results / name
-
-
-def _one_of(names: Sequence[str]) -> str:
-    return f"one of {', '.join(names)}" if names else "the name of a study (there is none here)"
-
-
-def _figure_module(path: Path) -> types.ModuleType:
-    module = _load_module(path)
-    needs = getattr(module, "NEEDS", None)
-    if not isinstance(needs, tuple) or not needs or not all(isinstance(need, str) for need in needs):
-        raise Problem(f'{path}: NEEDS: expected a tuple of study names, such as ("recursion",), got {needs!r}')
-    if not callable(getattr(module, "draw", None)):
-        raise Problem(f"{path}: expected a function `draw` that returns a Figure, found none")
-    return module
-
-
-def _source(need: str, results: Path, explicit: bool) -> Any:
-    """The results of a study: a StudyResults, or a sentence that says what is missing.
-
-    A study named on the command line is what its latest `run` made of it; one that a figure needs has default knobs.
-    """
-    from energylab.study import load_study, store
-
-    name, names = need, None
-    if explicit or not (STUDIES / f"{need}.py").is_file():
-        names = store.read_study(results / need).get("runs")
-    else:
-        path = STUDIES / f"{need}.py"
-        study = _resolve(path, _study_function(path), {})
-        name, names = study.name, [config.name for config in study.runs]
-    folder, finished = results / name, 0
-    for run_name in names or ():
-        try:
-            finished += store.check_run(folder / run_name) is not None
-        except store.Damaged as error:
-            print(f"{folder}: damaged: {error}", file=sys.stderr)
-    with _problems(), _plain_warnings():
-        if names and finished == len(names):
-            return load_study(folder, names)
-        if (EXPORTED / name).is_dir():
-            exported = load_study(EXPORTED / name)
-            if len(exported.errors):
-                return exported
-    progress = f"{finished} of {len(names)} runs are finished in {folder}" if names else f"no runs in {folder}"
-    return f"{progress}; make them with: energylab run {need}"
-
-
-def _together(results: Sequence[Any]) -> Any:
-    """Several studies as one: their tables below each other."""
-    if len(results) == 1:
-        return results[0]
-    import pandas as pd
-
-    from energylab.study import StudyResults
-
-    tables = {
-        field: pd.concat([getattr(result, field) for result in results], ignore_index=True)
-        for field in ("errors", "descent", "training")
-    }
-    return StudyResults(
-        name="+".join(result.name for result in results),
-        note=" ".join(result.note for result in results if result.note),
-        source=" and ".join(result.source for result in results),
-        **tables,
-    )
-
-
-def _check_folder(option: str, folder: Path) -> None:
-    """Refuse a folder that could not be written, without leaving anything there."""
-    place = folder
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    if not place.is_dir():
-        raise Problem(f"{option}: expected a folder to write in, got {folder}, and {place} is a file")
-    try:
-        with tempfile.TemporaryFile(dir=place):
-            pass
-    except OSError as error:
-        raise Problem(f"{option}: expected a folder to write in, got {folder}: {place}: {error.strerror}") from error
 
 
 # --- parsing ---------------------------------------------------------------------------------------------------------
@@ -621,13 +449,21 @@ def _tyro(fields: Mapping[str, Any], prog: str, words: Sequence[str], descriptio
 
 
 def _from_box(text: str, words: Sequence[str]) -> str:
-    """The sentence in one of tyro's error boxes."""
-    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│ ") for line in text.splitlines() if not line.startswith("╭")]
-    rule = next((index for index, line in enumerate(lines) if set(line) <= set("─╰╯")), len(lines))
-    sentence = " ".join(" ".join(lines[:rule]).split())
+    """The sentence in one of tyro's error boxes, which is drawn with dashes alone where the output knows only ASCII."""
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│ ") for line in text.splitlines()]
+    sections: list[list[str]] = [[]]
+    for line in filter(None, lines):
+        if set(line) <= set("-─╰╯"):
+            sections.append([])
+        elif not line.startswith("╭"):
+            sections[-1].append(line)
+    if "╭" not in text:
+        sections = sections[1:]  # the title
+    sentence = " ".join(" ".join(sections[0]).split()) if sections else _squeezed(text)
+    details = [line for section in sections[1:] for line in section]
     option = re.match(r"Error parsing (--[\w-]+)", sentence)
     if option is not None:
-        expected = next((line for line in lines[rule:] if line.startswith(option[1])), "").partition(" ")[2]
+        expected = next((line for line in details if line.startswith(option[1])), "").partition(" ")[2]
         given = _value_of(option[1], words)
         if expected and given is not None:
             return f"{option[1]}: expected {expected.replace('{None}|', '')}, got {given!r}"
@@ -673,8 +509,8 @@ def _study_word(words: Sequence[str], options: type) -> str | None:
 
 def _help_without_study(command: str, words: Sequence[str], options: type, description: str) -> int:
     if not {"-h", "--help"} & set(words):
-        raise Problem(f"STUDY: expected {_known_studies()}, or the path of a study file, got none")
-    note = f"{description}\n\nSTUDY: {_known_studies()}. With a STUDY, --help shows the study's own options too."
+        raise Problem(f"STUDY: expected {project.known_studies()}, or the path of a study file, got none")
+    note = f"{description}\n\nSTUDY: {project.known_studies()}. With a STUDY, --help shows the study's own options too."
     _parse(command, words, options, note)
     raise AssertionError("the help ends the command")
 
@@ -691,59 +527,26 @@ def _dashed(name: str) -> str:
 
 
 @contextlib.contextmanager
-def _problems(where: str = "") -> Iterator[None]:
-    """Turn a ValueError, which names key, value and what is allowed, into a Problem."""
-    try:
-        yield
-    except (ValueError, FileNotFoundError) as error:
-        raise Problem(f"{where}: {error}" if where else str(error)) from error
-
-
-@contextlib.contextmanager
-def _errors_of(path: Path, knobs: dict[str, Any] | None = None) -> Iterator[None]:
-    """Turn any error of a study or figure file into a Problem that says where in the file it arose."""
-    given = "".join(f" --{_dashed(key)} {value}" for key, value in (knobs or {}).items())
-    given = f" (with{given})" if given else ""
-    try:
-        yield
-    except (Problem, KeyboardInterrupt):
-        raise
-    except SyntaxError as error:
-        raise Problem(f"{path}, line {error.lineno}: {error.msg}") from error
-    except ValueError as error:
-        raise Problem(f"{path}: {error}{given}") from error
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-        place = f", line {lines[-1]}" if lines else ""
-        raise Problem(f"{path}{place}: {type(error).__name__}: {error}{given}") from error
-
-
-@contextlib.contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Warnings as lines, without the line of code that gave them."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    for warning in caught:
-        print(f"energylab: {_squeezed(warning.message)}", file=sys.stderr)
-
-
-@contextlib.contextmanager
 def _stop_on_signal(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
     """A function that says whether to stop: after SIGINT or SIGTERM. A second one stops at once."""
-    stopping = False
+    signals, said = 0, False
 
-    def handle(*_: object) -> None:
-        nonlocal stopping
-        if stopping:
+    def handle(*_: object) -> None:  # says nothing itself: it may interrupt another line being written
+        nonlocal signals
+        signals += 1
+        if signals > 1:
             raise KeyboardInterrupt
-        stopping = True
-        say("stopping: runs at work finish their step and save their state; once more stops at once")
+
+    def stop() -> bool:
+        nonlocal said
+        if signals and not said:
+            said = True
+            say("stopping: runs at work finish their step and save their state; once more stops at once")
+        return signals > 0
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: stopping
+        yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,6 +1,8 @@
 """In-context regressors: a decoder of CEM layers, Llama layers, or a mixture, that reads pairs and predicts the next y."""
 
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -51,6 +53,8 @@ class ModelConfig:
     """``fixed``, or ``refreshed``: keys and gates recomputed from x_t at each step."""
     update_rule: str = "gradient"
     """``gradient``, ``heavy_ball`` or ``nesterov``."""
+    loops: int = 1
+    """Times that each block is applied, one after the other, with the same weights: recursion around a block, not in it."""
     positions: str = "none"
     """``none`` or ``rotary``."""
     tokens: str = "interleaved"
@@ -63,7 +67,7 @@ class ModelConfig:
     """``auto``, ``reference`` or ``torch``."""
 
     def __post_init__(self) -> None:
-        for key in ("width", "depth", "heads", "hidden", "recursions", "rank", "input_dim"):
+        for key in ("width", "depth", "heads", "hidden", "recursions", "rank", "loops", "input_dim"):
             check_positive(key, getattr(self, key))
         for key in ("attention_recursions", "mlp_recursions"):
             if getattr(self, key) is not None:
@@ -93,6 +97,10 @@ class LayerTrace(Trace):
     """A layer's ``Trace`` with its name (``block 0 attention``) and what stands at each of the N positions."""
 
     name: str
+    """In a model whose blocks loop, the pass as well: ``block 0 attention, pass 1``."""
+    block: int
+    part: str
+    """``attention`` or ``mlp``."""
     tokens: tuple[str, ...]
     """``query`` or ``pair``, per position."""
     pairs: Tensor
@@ -112,13 +120,13 @@ class InContextRegressor(nn.Module):
         self.config = config
         self.layout = token_layout(config.tokens)
         self.read_in = nn.Linear(self.layout.width(config.input_dim), config.width)
-        layers: dict[str, nn.Module] = {}
+        self.layers = nn.ModuleList()
+        self.parts: list[tuple[int, str]] = []  # block and part of each layer
         for block in range(config.depth):
-            layers[f"block {block} attention"] = _attention(config)
-            if (mlp := _mlp(config)) is not None:
-                layers[f"block {block} mlp"] = mlp
-        self.layer_names = tuple(layers)
-        self.layers = nn.ModuleList(layers.values())
+            for part, layer in (("attention", _attention(config)), ("mlp", _mlp(config))):
+                if layer is not None:
+                    self.layers.append(layer)
+                    self.parts.append((block, part))
         self.read_out = nn.Linear(config.width, 1 if config.head == "point" else 2)
         for linear in (self.read_in, self.read_out):
             nn.init.normal_(linear.weight, std=1 / math.sqrt(linear.in_features))
@@ -126,9 +134,19 @@ class InContextRegressor(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         h = self.embed(x, y)
-        for layer in self.layers:
+        for _, _, _, layer in self.path():
             h = layer(h)
         return self._predict(h, num_points=x.shape[1])
+
+    def path(self) -> Iterator[tuple[str, int, str, nn.Module]]:
+        """The layers in the order in which they act: name, block, part, layer. One that loops comes once a pass."""
+        layers = list(zip(self.parts, self.layers, strict=True))
+        for _, group in itertools.groupby(layers, key=lambda layer: layer[0][0]):
+            block_layers = list(group)
+            for loop in range(self.config.loops):
+                for (block, part), layer in block_layers:
+                    suffix = f", pass {loop}" if self.config.loops > 1 else ""
+                    yield f"block {block} {part}{suffix}", block, part, layer
 
     def embed(self, x: Tensor, y: Tensor) -> Tensor:
         """The input of the first layer, (B, tokens, D)."""
@@ -140,10 +158,11 @@ class InContextRegressor(nn.Module):
         tokens, pairs = self.layout.kinds(x.shape[1])
         traces = []
         h = self.embed(x, y)
-        for name, layer in zip(self.layer_names, self.layers, strict=True):
+        for name, block, part, layer in self.path():
             if isinstance(layer, EnergyLayer):
                 trace = layer.trace(h)
-                traces.append(LayerTrace(**vars(trace), name=name, tokens=tuple(tokens), pairs=torch.as_tensor(pairs)))
+                where = {"name": name, "block": block, "part": part}
+                traces.append(LayerTrace(**vars(trace), **where, tokens=tuple(tokens), pairs=torch.as_tensor(pairs)))
                 h = trace.states[-1]
             else:
                 h = layer(h)

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from energylab.layers.base import check_choice, check_positive
 from energylab.models import InContextRegressor, ModelConfig
-from energylab.tasks import GaussianProcessPrior
+from energylab.tasks import GaussianProcessPrior, TaskBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,33 +103,9 @@ class Trainer:
         ``excess_loss``, the mean of (prediction − floor mean)² on them, estimates the test error without bias.
         """
         start = time.perf_counter()
-        self.model.train()
-        batch = self.prior.sample(
-            self.training.batch_size,
-            self.num_points,
-            seed=self.seed,
-            stream="train",
-            step=self.step,
-            dtype=torch.float32,
-            device=self.device,
-        )
         learning_rate = self.training.learning_rate_at(self.step)
-        for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate
-        prediction = self.model(batch.x, batch.y)
-        loss = loss_of(prediction, batch.y)
-        self.optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.training.gradient_clip)
-        mean = prediction if isinstance(prediction, Tensor) else prediction[0]
-        excess = (mean.detach() - batch.floor_mean).square().mean()
-        values = torch.stack([loss.detach(), excess, norm]).tolist()
-        # before the optimiser's step, so that the last good weights are still there
-        if not all(math.isfinite(value) for value in values):
-            raise Diverged(self.step, "loss" if not math.isfinite(values[0]) else "gradient")
-        self.optimiser.step()
+        self._window.append(self.optimise(self.tasks(self.step), learning_rate))
         self.step += 1
-        self._window.append(values)
         self.seconds += time.perf_counter() - start
         if self.step % self.training.log_every and self.step != self.training.steps:
             return None
@@ -148,6 +124,37 @@ class Trainer:
             }
         )
         return self.rows[-1]
+
+    def tasks(self, step: int) -> TaskBatch:
+        """The tasks that a step trains on."""
+        return self.prior.sample(
+            self.training.batch_size,
+            self.num_points,
+            seed=self.seed,
+            stream="train",
+            step=step,
+            dtype=torch.float32,
+            device=self.device,
+        )
+
+    def optimise(self, batch: TaskBatch, learning_rate: float) -> list[float]:
+        """Move the weights by one step of the optimiser; loss, excess loss and gradient norm before the step."""
+        self.model.train()
+        for group in self.optimiser.param_groups:
+            group["lr"] = learning_rate
+        prediction = self.model(batch.x, batch.y)
+        loss = loss_of(prediction, batch.y)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.training.gradient_clip)
+        mean = prediction if isinstance(prediction, Tensor) else prediction[0]
+        excess = (mean.detach() - batch.floor_mean).square().mean()
+        values = torch.stack([loss.detach(), excess, norm]).tolist()
+        # before the optimiser's step, so that the last good weights are still there
+        if not all(math.isfinite(value) for value in values):
+            raise Diverged(self.step, "gradient" if math.isfinite(values[0]) else "loss")
+        self.optimiser.step()
+        return values
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on; tensors and plain values only."""

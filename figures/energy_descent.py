@@ -37,8 +37,7 @@ def draw(results: StudyResults) -> Figure:
     last = int(np.max(descent["step"]))
     with style():
         columns = plots.columns_that_fit(len(blocks), narrowest=1.4)
-        # The parts of a block stand below each other; blocks that do not fit beside the others start a new group of
-        # rows.
+        # The parts of a block stand below each other; blocks that do not fit beside the others start new rows.
         places = [
             (row, column, block, part)
             for group in range(0, len(blocks), columns)
@@ -55,11 +54,11 @@ def draw(results: StudyResults) -> Figure:
             counts |= _layer(axes, layer)
             plots.whole_number_axis(axes, last, "")
             axes.set_title(f"block {block}, {NAMES[part]}")
-            if column == 0:
-                axes.set_ylabel("$E(z_t) - E(z_0)$")
         for place, axes in np.ndenumerate(panels):
             if place not in used:
                 axes.remove()
+        for row in {row for row, _ in used}:
+            used[min(place for place in used if place[0] == row)].set_ylabel("$E(z_t) - E(z_0)$")
         for column in range(columns):
             used[max(place for place in used if place[1] == column)].set_xlabel("step $t$")
         what = "Query tokens; median (line) and interquartile range (band) over positions"
@@ -73,8 +72,8 @@ def _layer(axes: Axes, layer: DataFrame) -> set[int]:
     axes.axhline(0, color=INK, linewidth=0.4, zorder=0.5)
     for one in plots.series(layer):
         middle = over_seeds(one.rows, "energy_change_median", ["step"])
-        band = [over_seeds(one.rows, f"energy_change_{end}", ["step"])["mean"] for end in ("q25", "q75")]
-        axes.fill_between(middle["step"], *band, color=one.colour, alpha=0.16, linewidth=0, zorder=1)
+        low, high = (over_seeds(one.rows, f"energy_change_{end}", ["step"])["mean"] for end in ("q25", "q75"))
+        axes.fill_between(middle["step"], low, high, color=one.colour, alpha=0.16, linewidth=0, zorder=1)
         if np.max(middle["n"]) > 1:
             for _, seed in one.rows.groupby("seed"):
                 seed = seed.sort_values("step")

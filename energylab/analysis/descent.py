@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import torch
 
-from energylab.analysis.evaluation import TEST_SEED
 from energylab.models import InContextRegressor
 from energylab.tasks import GaussianProcessPrior
+from energylab.tasks.conditions import TEST_SEED
 
 TRACE_TASKS = 64
 PER_STEP = ("gradient_norm", "tangential_norm", "step_norm", "turn")
@@ -36,7 +36,6 @@ def record(
     for trace in traces:
         steps, _, positions = trace.energy.shape
         step, task, position = np.indices((steps, tasks, positions))
-        block, part = trace.name.removeprefix("block ").split(" ")
         columns = {"energy": trace.energy, "energy_change": trace.energy - trace.energy[0]}
         for key in PER_STEP:
             values = getattr(trace, key)
@@ -45,8 +44,8 @@ def record(
             pd.DataFrame(
                 {
                     "layer": trace.name,
-                    "block": np.int16(block),
-                    "part": part,
+                    "block": np.int16(trace.block),
+                    "part": trace.part,
                     "step": step.ravel().astype(np.int16),
                     "task": task.ravel().astype(np.int16),
                     "token": np.array(trace.tokens)[position.ravel()],

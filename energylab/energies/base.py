@@ -26,6 +26,10 @@ class ConditionalEnergy(abc.ABC):
         """``∇E(z)``, (B, N, D)."""
         return -self.force(z)
 
+    def force_and_value(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """``−∇E(z)`` and ``E(z)``; the force is that of ``force``, bit for bit. Overridden where the two share work."""
+        return self.force(z), self.value(z)
+
     @abc.abstractmethod
     def hvp(self, z: Tensor, v: Tensor) -> Tensor:
         """``∇²E(z) v`` in closed form, (B, N, D): the Hessian of each position applied to that position's ``v``."""

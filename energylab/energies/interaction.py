@@ -133,6 +133,10 @@ class InteractionEnergy(ConditionalEnergy):
     def force(self, z: Tensor) -> Tensor:
         return self._read_out(self.logits(z).softmax(-1))
 
+    def force_and_value(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        logits_BHNJ = self.logits(z)
+        return self._read_out(logits_BHNJ.softmax(-1)), -self.temperature * logits_BHNJ.logsumexp(-1).sum(1)
+
     def hvp(self, z: Tensor, v: Tensor) -> Tensor:
         p_BHNJ = self.logits(z).softmax(-1)
         ps_BHNJ = p_BHNJ * self._bilinear(v)

@@ -74,6 +74,16 @@ class FusedAttention(FastInteraction):
         )
         return self.low_rank.read_out_heads(o_BHNK)
 
+    def force_and_value(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """On a CPU the fused attention computes the log-sum-exp anyway, and the operation under it returns it."""
+        if z.is_cuda or torch.is_grad_enabled():
+            return super().force_and_value(z)
+        q_BHNK, temperature = self.low_rank.queries(z), self.reference.temperature
+        o_BHNK, lse_BHN = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q_BHNK, self.k_BHNK, self.k_BHNK, is_causal=True, scale=1 / temperature
+        )
+        return self.low_rank.read_out_heads(o_BHNK), -temperature * lse_BHN.sum(1).to(z.dtype)
+
 
 @final
 class AbsorbedInteraction(FastInteraction):
@@ -91,9 +101,19 @@ class AbsorbedInteraction(FastInteraction):
         self.mask_NC = mask_NJ.repeat(1, self.heads)
 
     def force(self, z: Tensor) -> Tensor:
+        return self._force_and_logits(z)[0]
+
+    def force_and_value(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        force, logits_BNHJ, p_BNHJ = self._force_and_logits(z)
+        # log-sum-exp by its largest term, s_j − log p_j, which cannot underflow: two maxima instead of another exponential
+        lse_BNH = logits_BNHJ.amax(-1) - p_BNHJ.amax(-1).log()
+        return force, -self.reference.temperature * lse_BNH.sum(-1)
+
+    def _force_and_logits(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits_BNC = torch.baddbmm(self.mask_NC, z, self.b_BCD.mT, alpha=1 / self.reference.temperature)
-        p_BNC = logits_BNC.unflatten(-1, (self.heads, -1)).softmax(-1).flatten(2)
-        return p_BNC @ self.b_BCD
+        logits_BNHJ = logits_BNC.unflatten(-1, (self.heads, -1))
+        p_BNHJ = logits_BNHJ.softmax(-1)
+        return p_BNHJ.flatten(2) @ self.b_BCD, logits_BNHJ, p_BNHJ
 
 
 def _absorb(term: LowRankTerm | SharedDiagonalTerm | PerHeadDiagonalTerm) -> Tensor:

@@ -2,8 +2,18 @@
 
 from energylab.layers.attention import CEMAttention
 from energylab.layers.base import EnergyLayer
-from energylab.layers.descent import Trace, norm
+from energylab.layers.descent import Backtracking, Trace, UpdateRule, norm
 from energylab.layers.llama import LlamaAttention, LlamaMLP
 from energylab.layers.mlp import CEMMLP
 
-__all__ = ["CEMMLP", "CEMAttention", "EnergyLayer", "LlamaAttention", "LlamaMLP", "Trace", "norm"]
+__all__ = [
+    "CEMMLP",
+    "Backtracking",
+    "CEMAttention",
+    "EnergyLayer",
+    "LlamaAttention",
+    "LlamaMLP",
+    "Trace",
+    "UpdateRule",
+    "norm",
+]

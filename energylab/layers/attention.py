@@ -100,6 +100,9 @@ class CEMAttention(EnergyLayer):
         energy = InteractionEnergy(tuple(terms), self.temperature, hidden_future(length, u.device))
         return energy if self.backend == "reference" else fast_interaction(energy)
 
+    def _certified_step_size(self, h: Tensor, recursions: int) -> Tensor:
+        return h.new_full(h.shape[:-1], math.inf)
+
 
 def resolve_head_dim(width: int, heads: int, head_dim: int | None, rotary: bool) -> int:
     """``head_dim``, or width/heads; ValueError if that is no integer, or odd where positions are rotary."""

@@ -1,14 +1,14 @@
 """What all layers that descend a conditional energy share: the step size, the preconditioner, T, and the trace."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from energylab.energies import ConditionalEnergy
-from energylab.layers.descent import UPDATE_RULES, Recorder, Trace, descend, norm
-from energylab.layers.preconditioner import make_preconditioner
+from energylab.layers.descent import UPDATE_RULES, Gradient, Recorder, Trace, UpdateRule, descend, norm
+from energylab.layers.preconditioner import NoPreconditioner, make_preconditioner
 
 BACKENDS = ("auto", "reference", "torch")
 
@@ -50,9 +50,16 @@ class EnergyLayer(nn.Module, abc.ABC):
         """The conditional energy ``E(· | norm(h))``; keys and gates are computed here, once."""
         return self._condition(norm(h))
 
-    def forward(self, h: Tensor, recursions: int | None = None) -> Tensor:
-        """``x_T``, (B, N, D). ``recursions`` overrides T; step sizes beyond the trained ones repeat the last."""
-        return self._descend(h, recursions, None)
+    def forward(self, h: Tensor, recursions: int | None = None, check_finite: bool = False) -> Tensor:
+        """``x_T``, (B, N, D). ``recursions`` overrides T; step sizes beyond the trained ones repeat the last.
+
+        With ``check_finite``, raises ValueError if h holds NaN or infinity.
+        """
+        if check_finite and not (finite := h.isfinite().all(-1)).all():
+            raise ValueError(
+                f"h: expected finite values, got NaN or infinity at {(~finite).sum()} of {finite.numel()} positions"
+            )
+        return self._descend(h, recursions, self.update_rule, None)
 
     def energy(self, x: Tensor, h: Tensor) -> Tensor:
         """``E(norm(x) | norm(h))``, (B, N)."""
@@ -63,33 +70,49 @@ class EnergyLayer(nn.Module, abc.ABC):
         return self.condition(h).gradient(norm(x))
 
     @torch.no_grad()
-    def trace(self, h: Tensor, recursions: int | None = None) -> Trace:
+    def trace(self, h: Tensor, recursions: int | None = None, update_rule: UpdateRule | None = None) -> Trace:
         """The descent from h, step by step. Recording does not change the output by a bit.
+
+        ``recursions`` and ``update_rule`` ask what another T or another rule, ``Backtracking`` say, would have done.
 
         Under ``history="refreshed"`` the energies are ``E(z_t | u_t)``: each step has an energy of its own, they cannot be
         compared across t, and no descent is claimed.
         """
         recorder = Recorder()
-        self._descend(h, recursions, recorder)
+        self._descend(h, recursions, update_rule or self.update_rule, recorder)
         return recorder.trace()
 
-    def _descend(self, h: Tensor, recursions: int | None, observe: Recorder | None) -> Tensor:
+    @torch.no_grad()
+    def certified_step_size(self, h: Tensor, recursions: int | None = None) -> Tensor:
+        """The largest η, (B, N), for which T steps are proven to lower the energy at every step; 0 where none is.
+
+        Proofs exist for the plain gradient rule with P = I and a fixed history. With another rule, or a preconditioner, or
+        a history that moves, even an infinitesimal step may climb, and the answer is 0.
+        """
         recursions = self.recursions if recursions is None else check_positive("recursions", recursions)
-        energy = self.condition(h)
-        return descend(
-            (lambda x: energy) if self.history == "fixed" else self.condition,
-            h,
-            self._step_sizes(recursions),
-            self.preconditioner,
-            self.update_rule,
-            observe,
-        )
+        plain = isinstance(self.update_rule, Gradient) and isinstance(self.preconditioner, NoPreconditioner)
+        if not plain or self.history != "fixed":
+            return h.new_zeros(h.shape[:-1])
+        return self._certified_step_size(h, recursions)
+
+    @abc.abstractmethod
+    def _certified_step_size(self, h: Tensor, recursions: int) -> Tensor:
+        """The bound for the plain rule, P = I and a fixed history."""
+
+    def _descend(self, h: Tensor, recursions: int | None, update_rule: UpdateRule, observe: Recorder | None) -> Tensor:
+        recursions = self.recursions if recursions is None else check_positive("recursions", recursions)
+        energy_at = self.condition if self.history == "refreshed" else _always(self.condition(h))
+        return descend(energy_at, h, self._step_sizes(recursions), self.preconditioner, update_rule, observe)
 
     def _step_sizes(self, recursions: int) -> Sequence[Tensor]:
         if self.step_size.ndim == 0:
             return [self.step_size] * recursions
         sizes = self.step_size.unbind()
         return [sizes[min(t, len(sizes) - 1)] for t in range(recursions)]
+
+
+def _always(energy: ConditionalEnergy) -> Callable[[Tensor], ConditionalEnergy]:
+    return lambda x: energy
 
 
 def check_positive(key: str, value: int) -> int:

@@ -9,7 +9,7 @@ Source: arXiv 2605.07588.
 import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
 import torch
 from torch import Tensor
@@ -28,10 +28,27 @@ def norm(x: Tensor) -> Tensor:
     return torch.nn.functional.rms_norm(x, x.shape[-1:], eps=EPSILON)
 
 
-class UpdateRule(abc.ABC):
-    """How a step is made from a direction ``−P ∇E``, and at which point the next gradient is taken.
+def norm_jacobian(x: Tensor, v: Tensor) -> Tensor:
+    """``J(x) v`` with ``J = (I − z zᵀ/D) / sqrt(mean(x²) + 1e-6)``, the Jacobian of ``norm`` at x: symmetric."""
+    z = norm(x)
+    scale = (x.square().mean(-1, keepdim=True) + EPSILON).rsqrt()
+    return scale * (v - z * (z * v).mean(-1, keepdim=True))
 
-    ``memory`` is whatever a rule carries from one step to the next; it starts as None.
+
+class Here(NamedTuple):
+    """What an update rule may look at: a point, and the energy there."""
+
+    x: Tensor
+    direction: Tensor
+    """``−P ∇E(norm(·))`` at the point that ``look_ahead`` chose."""
+    step_size: Tensor
+    energy: ConditionalEnergy
+
+
+class UpdateRule(abc.ABC):
+    """How a step is made, and at which point its gradient is taken.
+
+    ``memory`` is whatever a rule carries from one step to the next; it starts as None. A new rule overrides ``step``.
     """
 
     def look_ahead(self, x: Tensor, memory: Any) -> Tensor:
@@ -39,7 +56,7 @@ class UpdateRule(abc.ABC):
         return x
 
     @abc.abstractmethod
-    def step(self, x: Tensor, direction: Tensor, step_size: Tensor, memory: Any) -> tuple[Tensor, Any]:
+    def step(self, here: Here, memory: Any) -> tuple[Tensor, Any]:
         """The next x and the next memory."""
 
 
@@ -47,8 +64,8 @@ class UpdateRule(abc.ABC):
 class Gradient(UpdateRule):
     """``x ← x − η P ∇E`` (Cauchy 1847)."""
 
-    def step(self, x: Tensor, direction: Tensor, step_size: Tensor, memory: Any) -> tuple[Tensor, Any]:
-        return torch.addcmul(x, step_size, direction), None
+    def step(self, here: Here, memory: Any) -> tuple[Tensor, Any]:
+        return torch.addcmul(here.x, here.step_size, here.direction), None
 
 
 @final
@@ -58,11 +75,11 @@ class HeavyBall(UpdateRule):
 
     momentum: float = 0.5
 
-    def step(self, x: Tensor, direction: Tensor, step_size: Tensor, memory: Any) -> tuple[Tensor, Any]:
-        velocity = step_size * direction
+    def step(self, here: Here, memory: Any) -> tuple[Tensor, Any]:
+        velocity = here.step_size * here.direction
         if memory is not None:
             velocity = velocity + self.momentum * memory
-        return x + velocity, velocity
+        return here.x + velocity, velocity
 
 
 @final
@@ -75,8 +92,44 @@ class Nesterov(UpdateRule):
     def look_ahead(self, x: Tensor, memory: Any) -> Tensor:
         return x if memory is None else x + self.momentum * memory
 
-    def step(self, x: Tensor, direction: Tensor, step_size: Tensor, memory: Any) -> tuple[Tensor, Any]:
-        return HeavyBall(self.momentum).step(x, direction, step_size, memory)
+    def step(self, here: Here, memory: Any) -> tuple[Tensor, Any]:
+        return HeavyBall(self.momentum).step(here, memory)
+
+
+@final
+@dataclass(frozen=True)
+class Backtracking(UpdateRule):
+    """The gradient rule with η cut at each position until the energy falls enough (Armijo 1966, doi 10.2140/pjm.1966.16.1).
+
+    Accepts the first of η, η/2, η/4, ... with ``E(norm(x + η d)) ≤ E(norm(x)) + c η m``, where d is the direction and
+    ``m = ∇Eᵀ J d = −vᵀ J P v`` the slope along it, v = −∇E. A position where the slope is not negative (a preconditioner
+    can turn a step uphill) or where no trial is accepted stays where it is. For analysis: it evaluates the energy at every
+    trial, and no gradient flows through the choice of η.
+    """
+
+    shrink: float = 0.5
+    sufficient: float = 1e-4
+    """c, the share of the decrease that the slope promises."""
+    trials: int = 40
+
+    @torch.no_grad()
+    def step(self, here: Here, memory: Any) -> tuple[Tensor, Any]:
+        z = norm(here.x)
+        start = here.energy.value(z)
+        slope = -(here.energy.force(z) * norm_jacobian(here.x, here.direction)).sum(-1)
+        step_size = here.step_size.expand_as(start).clone()
+        accepted = torch.zeros_like(start, dtype=torch.bool)
+        x = here.x
+        for _ in range(self.trials):
+            trial = here.x + step_size[..., None] * here.direction
+            enough = here.energy.value(norm(trial)) <= start + self.sufficient * step_size * slope
+            newly = enough & (slope < 0) & ~accepted
+            x = torch.where(newly[..., None], trial, x)
+            accepted |= newly
+            if accepted.logical_or(slope >= 0).all():
+                break
+            step_size = torch.where(accepted, step_size, step_size * self.shrink)
+        return x, None
 
 
 UPDATE_RULES: dict[str, UpdateRule] = {"gradient": Gradient(), "heavy_ball": HeavyBall(), "nesterov": Nesterov()}
@@ -103,12 +156,15 @@ def descend(
     for step_size in step_sizes:
         energy = energy_at(x)
         point = update_rule.look_ahead(x, memory)
-        force = energy.force(norm(point))
         if observe:
-            observe(energy, x, force if point is x else energy.force(norm(x)))
-        x, memory = update_rule.step(x, preconditioner(force), step_size, memory)
+            observed, value = energy.force_and_value(norm(x))
+            observe(x, value, observed)
+            force = observed if point is x else energy.force(norm(point))
+        else:
+            force = energy.force(norm(point))
+        x, memory = update_rule.step(Here(x, preconditioner(force), step_size, energy), memory)
     if observe:
-        observe(energy_at(x), x, None)
+        observe(x, energy_at(x).value(norm(x)), None)
     return x
 
 
@@ -139,10 +195,9 @@ class Recorder:
         self.energies: list[Tensor] = []
         self.forces: list[Tensor] = []
 
-    def __call__(self, energy: ConditionalEnergy, x: Tensor, force: Tensor | None) -> None:
-        with torch.no_grad():
-            self.states.append(x)
-            self.energies.append(energy.value(norm(x)))
+    def __call__(self, x: Tensor, energy: Tensor, force: Tensor | None) -> None:
+        self.states.append(x)
+        self.energies.append(energy)
         if force is not None:  # at x_T no step is taken
             self.forces.append(force)
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from energylab.energies import Activation, ElementwiseEnergy, Quadratic, SiLU
 from energylab.layers.base import EnergyLayer, check_choice, check_positive
+from energylab.layers.descent import norm
 
 ACTIVATIONS: dict[str, Activation] = {"silu": SiLU(), "quadratic": Quadratic()}
 
@@ -56,3 +57,19 @@ class CEMMLP(EnergyLayer):
 
     def _condition(self, u: Tensor) -> ElementwiseEnergy:
         return ElementwiseEnergy(self.activation.gate(F.linear(u, self.gate_weight)), self.weight, self.activation)
+
+    def _certified_step_size(self, h: Tensor, recursions: int) -> Tensor:
+        r"""``η ≤ rms(h) / (L/2 + T G)``, infinity where L = 0.
+
+        L bounds the curvature of E from above, ``λ_max(∇²E) ≤ L = ‖W‖² max_m max(−g_m φ')``; G bounds the force on the
+        ball ‖z‖ ≤ √D, ``‖∇E‖/√D ≤ G``, from |φ(a)| ≤ |a|. The derivation is in docs/descent.md.
+        """
+        gate = self.activation.gate(F.linear(norm(h), self.gate_weight))
+        low, high = self.activation.slope_range
+        spectral = torch.linalg.matrix_norm(self.weight, ord=2)
+        curvature = spectral.square() * torch.maximum(-low * gate, -high * gate).amax(-1).clamp(min=0)
+        rows = self.weight.square().sum(-1)  # ‖w_m‖²
+        force = spectral * torch.minimum(spectral * gate.abs().amax(-1), (gate.square() @ rows).sqrt())
+        rms = h.square().mean(-1).sqrt()
+        bound = rms / (curvature / 2 + recursions * force)
+        return torch.where(curvature > 0, bound, math.inf)

@@ -102,8 +102,8 @@ def mean_line(axes: Axes, one: Series, x: str, y: str) -> pd.DataFrame:
             axes.plot(seed[x], seed[y], color=one.colour, linewidth=0.45, alpha=0.5, zorder=1.5)
         # Bands of two seeds are as wide as the panel and lie over each other: fainter, or they hide the lines.
         alpha = 0.16 if np.max(summary["n"]) > 2 else 0.06
-        ends = summary["low"], summary["high"]
-        axes.fill_between(summary[x], *ends, color=one.colour, alpha=alpha, linewidth=0, zorder=1)
+        low, high = summary["low"], summary["high"]
+        axes.fill_between(summary[x], low, high, color=one.colour, alpha=alpha, linewidth=0, zorder=1)
     axes.plot(
         summary[x],
         summary["mean"],

@@ -41,7 +41,7 @@ class Claim:
 
     def __enter__(self) -> Self:
         content = {"token": self.token, "pid": os.getpid(), "host": socket.gethostname(), "born": _born(os.getpid())}
-        own = self.path.with_name(f".{CLAIM}.tmp-{os.getpid()}")
+        own = self.path.with_name(f".{CLAIM}.{self.token}")
         own.write_text(json.dumps(content))
         try:
             self._take(own)
@@ -131,7 +131,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _age(path: Path) -> float | None:
     try:
         return time.time() - path.stat().st_mtime
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 

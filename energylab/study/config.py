@@ -20,6 +20,10 @@ from energylab.training import TrainingConfig
 # Fields of TrainingConfig that say where and how a run executes: they change no result.
 EXECUTION_FIELDS = ("device", "log_every", "save_every")
 
+# Fields that came after the first stored results: part of a run's name only where they are not at their default, which
+# does what was done before there was the field. So a new field renames no stored run. Such a default stays for ever.
+LATER_FIELDS = {"model": ("loops",), "training": (), "prior": ("max_points",)}
+
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,79}")
 
 
@@ -85,7 +89,12 @@ class RunConfig:
     @property
     def name(self) -> str:
         """The run's directory: readable, and ending in 8 hexadecimal digits of the SHA-256 of its settings."""
-        settings = json.dumps(_canonical(self.settings()), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        data = self.settings()
+        for part, later in LATER_FIELDS.items():
+            for field in dataclasses.fields(getattr(self, part)):
+                if field.name in later and getattr(getattr(self, part), field.name) == field.default:
+                    del data[part][field.name]
+        settings = json.dumps(_canonical(data), sort_keys=True, separators=(",", ":"), allow_nan=False)
         digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
         words = re.sub(r"[^A-Za-z0-9_.+]+", "-", self.variant).strip("-.") or "run"
         depth = "" if self.recursions is None else f"-T{self.recursions}"

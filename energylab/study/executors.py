@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -37,17 +38,26 @@ class Task:
 
 
 class Executor(ABC):
-    """Brings runs to their end. `stop` is asked often; once it says yes, no run starts, and those at work save their
-    state and end."""
+    """Brings runs to their end, some at a time."""
+
+    @abstractmethod
+    def concurrency(self, tasks: Sequence[Task]) -> int:
+        """How many of these tasks are executed at a time."""
 
     @abstractmethod
     def execute(self, tasks: Sequence[Task], code: Code, report: Report, stop: Callable[[], bool]) -> None:
-        """Execute every task, telling `report` where each is (`Update`) and how it ended (`Outcome`)."""
+        """Execute every task, telling `report` where each is (`Update`) and how it ended (`Outcome`).
+
+        `stop` is asked often; once it says yes, no run starts, and those at work save their state and end.
+        """
 
 
 @final
 class InProcess(Executor):
     """One run after another, in this process and on one thread, as in a worker: the numbers are the same."""
+
+    def concurrency(self, tasks: Sequence[Task]) -> int:
+        return min(1, len(tasks))
 
     def execute(self, tasks: Sequence[Task], code: Code, report: Report, stop: Callable[[], bool]) -> None:
         with threads(1):
@@ -68,11 +78,12 @@ class LocalProcesses(Executor):
     def __init__(self, workers: int | None = None):
         self.workers = workers
 
+    def concurrency(self, tasks: Sequence[Task]) -> int:
+        return min(self.workers or len(_gpus_for(tasks)) or usable_cores(), len(tasks))
+
     def execute(self, tasks: Sequence[Task], code: Code, report: Report, stop: Callable[[], bool]) -> None:
         waiting = deque(tasks)
-        on_cuda = any(resolve_device(task.config.training.device).type == "cuda" for task in tasks)
-        gpus = _visible_gpus() if on_cuda else []
-        number = min(self.workers or len(gpus) or usable_cores(), len(tasks))
+        gpus, number = _gpus_for(tasks), self.concurrency(tasks)
         slots: list[_Worker | None] = [None] * number
         stopping = False
         try:
@@ -193,6 +204,7 @@ def _serve(connection: Connection) -> None:
         nonlocal terminated
         terminated = True
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the driver says what to do
     signal.signal(signal.SIGTERM, terminate)
     torch.set_num_threads(1)
 
@@ -225,6 +237,7 @@ def _birth(gpu: str | None) -> Iterator[None]:
         changes["CUDA_VISIBLE_DEVICES"] = gpu
     before = {key: os.environ.get(key) for key in changes}
     os.environ.update(changes)
+    resource_tracker.ensure_running()  # its own start, with the first worker, would unblock the signal
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -242,6 +255,9 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _visible_gpus() -> list[str]:
+def _gpus_for(tasks: Sequence[Task]) -> list[str]:
+    """The GPUs to share out between workers, as CUDA_VISIBLE_DEVICES names them; none for runs on the CPU."""
+    if all(resolve_device(task.config.training.device).type == "cpu" for task in tasks):
+        return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]

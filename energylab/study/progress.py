@@ -92,7 +92,7 @@ class Display(ABC):
         if not speeds:
             return None
         waiting = sum(row.steps for row in self.rows.values() if row.state == "waiting")
-        return (work + waiting * sum(speeds) / len(speeds)) / max(min(self.workers, len(self.rows)), 1)
+        return (work + waiting * sum(speeds) / len(speeds)) / self.workers
 
 
 @final
@@ -158,7 +158,7 @@ class Live(Display):
         table.add_column("step", justify="right", no_wrap=True)
         table.add_column("loss", justify="right", no_wrap=True)
         table.add_column("left", justify="right", no_wrap=True)
-        table.add_column("")
+        table.add_column("", no_wrap=True, overflow="ellipsis")
         for row in self._visible():
             left = row.seconds_left()
             table.add_row(
@@ -167,7 +167,7 @@ class Live(Display):
                 f"{row.step}/{row.steps}",
                 "" if row.loss is None else f"{row.loss:.4f}",
                 "" if left is None else duration(left),
-                Text(row.sentence, overflow="ellipsis"),
+                Text(row.sentence),
             )
         return table
 

@@ -17,7 +17,7 @@ a model was trained with: all conditions share the random numbers, so that diffe
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +27,8 @@ from energylab.tasks.gaussian_process import GaussianProcessPrior, TaskBatch
 
 PROTOCOL = "gp-icl-v1"
 TEST_TASKS = 4096
+TEST_SEED = 0
+_BATCH = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,19 +48,20 @@ class Condition:
     num_points: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.num_points, int) or self.num_points < 1:
-            raise ValueError(f"num_points: expected a whole number, 1 or more, got {self.num_points!r}")
+        object.__setattr__(self, "num_points", self.prior.check_num_points(self.num_points))
 
     @property
     def specification(self) -> dict:
         """Everything that the tasks depend on, as plain JSON."""
+        prior = dataclasses.asdict(self.prior)
+        del prior["max_points"]  # the tasks do not depend on it
         return {
             "protocol": PROTOCOL,
             "tasks": TEST_TASKS,
-            "seed": 0,
+            "seed": TEST_SEED,
             "stream": "test",
             "num_points": self.num_points,
-            "prior": dataclasses.asdict(self.prior),
+            "prior": prior,
         }
 
     @property
@@ -80,8 +83,13 @@ class Condition:
                 f"num_tasks: expected at most {TEST_TASKS - first_task} from task {first_task} on, got {num_tasks!r}"
             )
         return self.prior.sample(
-            num_tasks, self.num_points, seed=0, stream="test", first_task=first_task, dtype=dtype, device=device
+            num_tasks, self.num_points, seed=TEST_SEED, stream="test", first_task=first_task, dtype=dtype, device=device
         )
+
+    def batches(self, num_tasks: int = TEST_TASKS) -> Iterator[TaskBatch]:
+        """The first `num_tasks` tasks, some hundred at a time, in float64 on the CPU."""
+        for first in range(0, num_tasks, _BATCH):
+            yield self.sample(min(_BATCH, num_tasks - first), first_task=first, dtype=torch.float64)
 
 
 def _held_out(prior: GaussianProcessPrior) -> dict:
@@ -101,7 +109,7 @@ _CHANGES: dict[str, Callable[[GaussianProcessPrior], dict]] = {
     "short-lengthscale": lambda prior: {"lengthscale": (prior.lengthscale[0] / 2, prior.lengthscale[0])},
     "long-lengthscale": lambda prior: {"lengthscale": (prior.lengthscale[1], prior.lengthscale[1] * 2)},
     "mean-offset": lambda prior: {"mean": prior.mean + prior.output_scale[1]},
-    "double-points": lambda prior: {},
+    "double-points": lambda prior: {"max_points": prior.max_points and 2 * prior.max_points},
 }
 
 CONDITIONS = tuple(_CHANGES)

@@ -135,6 +135,8 @@ class GaussianProcessPrior:
     """
     jitter: float = 1e-8
     """Variance of the independent part of f, relative to σ²."""
+    max_points: int | None = None
+    """The most points that a task may have, where those who use the prior agree on one. It changes no task."""
 
     def __post_init__(self) -> None:
         def put(key, value):
@@ -166,6 +168,8 @@ class GaussianProcessPrior:
         ):
             raise ValueError(f"mean: expected a finite number, got {self.mean!r}")
         put("mean", float(self.mean))
+        if self.max_points is not None:
+            put("max_points", _whole("max_points", self.max_points, 1, None))
 
     @classmethod
     def preset(cls, name: str, **overrides) -> "GaussianProcessPrior":
@@ -177,6 +181,15 @@ class GaussianProcessPrior:
             if key not in fields:
                 raise ValueError(f"{key}: expected a field of the prior ({', '.join(fields)}), got {overrides[key]!r}")
         return cls(**{**PRESETS[name], **overrides})
+
+    def check_num_points(self, num_points: int) -> int:
+        """`num_points`, or ValueError where no task of this prior has so many."""
+        num_points = _whole("num_points", num_points, 1, WORDS // 20)
+        if self.max_points is not None and num_points > self.max_points:
+            raise ValueError(
+                f"num_points: expected at most {self.max_points}, the max_points of the prior, got {num_points}"
+            )
+        return num_points
 
     def scaled_lengthscale(self, quantile):
         """The length-scale at `quantile` (0 to 1; a number or an array) of its law, times sqrt(d_x)."""
@@ -224,7 +237,7 @@ class GaussianProcessPrior:
         if not dtype.is_floating_point:
             raise ValueError(f"dtype: expected a floating-point one, got {dtype!r}")
         batch_size = _whole("batch_size", batch_size, 1, WORDS)
-        num_points = _whole("num_points", num_points, 1, WORDS // 20)
+        num_points = self.check_num_points(num_points)
         seed = _whole("seed", seed, 0, None)
         step = _whole("step", step, 0, WORDS - 1)
         first_task = _whole("first_task", first_task, 0, WORDS - batch_size)
@@ -352,15 +365,15 @@ PRESETS: dict[str, dict] = {
     "fixed": {"kernels": ("rbf",), "lengthscale": (0.5, 0.5)},
     "rbf": {"kernels": ("rbf",)},
     "mixture": {"kernels": KERNELS},
-    # Neural-process papers use at most 50 points with it.
     "np-standard": {
         "kernels": ("rbf",),
         "lengthscale": (0.1, 0.6),
         "lengthscale_law": "uniform",
         "output_scale": (0.1, 1.0),
         "noise_std": 0.02,
+        "max_points": 50,
     },
 }
 """`fixed`: one known kernel, so that the floor is attainable. `rbf`: random length-scale. `mixture`: random kernel
-too.
+too. `np-standard`: the tasks of neural-process papers, which have at most 50 points.
 """

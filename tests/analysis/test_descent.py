@@ -37,7 +37,7 @@ def test_energies_are_those_of_the_layers(model, traces):
     double = InContextRegressor(model.config).double()
     double.load_state_dict(model.state_dict())
     h = double.embed(batch.x, batch.y)
-    for name, layer in zip(double.layer_names, double.layers, strict=True):
+    for name, _, _, layer in double.path():
         rows = traces[(traces["layer"] == name) & (traces["step"] == layer.recursions)]
         with torch.no_grad():
             start, x = h, layer(h)

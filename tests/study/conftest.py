@@ -1,34 +1,11 @@
-"""Runs so small that a test can train them."""
+"""Finished runs to read, or to damage."""
 
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from energylab.models import ModelConfig
-from energylab.study import RunConfig
-from energylab.study.run import Code, Outcome, execute, threads
-from energylab.training import TrainingConfig
-
-CODE = Code(version="0", commit=None, dirty=None)
-
-
-def tiny_config(seed: int = 0, variant: str = "CEM", steps: int = 20, recursions: int = 2, **training) -> RunConfig:
-    kind = {"attention": "llama", "mlp": "llama"} if variant == "Llama" else {"recursions": recursions}
-    return RunConfig(
-        variant=variant,
-        seed=seed,
-        prior="fixed",
-        num_points=4,
-        model=ModelConfig(width=8, depth=1, heads=2, hidden=8, **kind),
-        training=TrainingConfig(steps=steps, **{"batch_size": 4, "log_every": 5, "save_every": 5, **training}),
-    )
-
-
-def train(config: RunConfig, folder: Path, **options) -> Outcome:
-    with threads(1):
-        return execute(config, folder / config.name, code=CODE, **options)
+from tiny_runs import tiny_config, train
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import tiny_config, train
+from tiny_runs import tiny_config, train
 
 from energylab.study import claim as claim_module
 from energylab.study.claim import CLAIM, STALE_AFTER, Claim, Claimed, OwnershipLost, living_owner

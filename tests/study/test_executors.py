@@ -6,8 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from conftest import CODE, tiny_config
-from test_run import assert_same_results
+from tiny_runs import CODE, assert_same_results, tiny_config
 
 from energylab.study import Study, driver, store
 from energylab.study.claim import CLAIM

@@ -1,10 +1,11 @@
 """What a reader sees while a study trains."""
 
+import io
 from pathlib import Path
 
 import pytest
-from conftest import tiny_config
 from rich.console import Console
+from tiny_runs import tiny_config
 
 from energylab.study import progress
 from energylab.study.executors import Task
@@ -51,18 +52,17 @@ def test_time_left_counts_the_waiting_runs_too(clock) -> None:
         display(Update(run=name, phase="training", step=20))
     # 2 s a step: 80 steps of each running one, 100 of the waiting one, on two workers
     assert display.seconds_left() == pytest.approx((80 + 80 + 100) * 2 / 2)
-    assert "2 training, 1 waiting; about 4 min left" == display.summary()
+    assert display.summary() == "2 training, 1 waiting; about 4 min left"
 
 
 def test_the_table_shows_the_runs_at_work_even_if_not_all_fit(clock) -> None:
     display = Live(tasks(40), workers=2)
-    display._console = Console(height=14, width=120, record=True, file=open("/dev/null", "w"))
+    display._console = Console(height=14, width=120, record=True, file=io.StringIO())
     names = [task.config.name for task in tasks(40)]
     display(Update(run=names[37], phase="training", step=1, loss=0.25))
     display(Outcome(run=names[38], state="diverged", sentence="the loss of step 3 is not finite"))
     display._console.print(display._table())
     text = display._console.export_text()
-    display._console.file.close()
     assert f"{names[37]}" in text
     assert "0.2500" in text
     assert "diverged" in text

@@ -1,11 +1,13 @@
+import dataclasses
 import json
 import re
 
 import pytest
-from conftest import tiny_config
+from tiny_runs import tiny_config
 
 from energylab.models import ModelConfig
 from energylab.study import RunConfig, Study
+from energylab.study.config import LATER_FIELDS
 from energylab.tasks import GaussianProcessPrior
 from energylab.training import TrainingConfig
 
@@ -27,6 +29,23 @@ def test_name_ignores_how_a_run_executes_and_nothing_else() -> None:
         tiny_config(batch_size=5),
     ]
     assert len({name, *(config.name for config in others)}) == 1 + len(others)
+
+
+def test_names_of_stored_runs_stay() -> None:
+    """A new field of a config must not orphan what is stored: list it in LATER_FIELDS, with a default that does what
+    was done before. Where a change is meant to alter results, change the names here."""
+    assert tiny_config().name == "CEM-T2-seed0-e42a755b"
+    assert tiny_config(variant="Llama").name == "Llama-seed0-f8b01aee"
+
+
+def test_a_later_field_counts_once_it_is_used() -> None:
+    config = tiny_config()
+    assert dataclasses.replace(config, model=dataclasses.replace(config.model, loops=2)).name != config.name
+    data = config.to_dict()
+    for part, later in LATER_FIELDS.items():
+        for key in later:
+            del data[part][key]
+    assert RunConfig.from_dict(data).name == config.name
 
 
 def test_equal_numbers_give_equal_names() -> None:

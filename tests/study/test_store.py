@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import tiny_config, train
+from tiny_runs import tiny_config, train
 
 from energylab.study import Study, load_results, load_run, load_study, store
 

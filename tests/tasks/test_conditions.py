@@ -68,6 +68,23 @@ def test_identity_is_that_of_the_specification():
     assert condition("in-prior", FIXED, 24).identity == "6400a4c2deb1"
 
 
+def test_the_largest_number_of_points_changes_no_task_and_no_identity():
+    prior, free = (GaussianProcessPrior.preset("np-standard", max_points=limit) for limit in (50, None))
+    assert condition("in-prior", prior, 50).identity == condition("in-prior", free, 50).identity
+    with pytest.raises(ValueError, match="num_points: expected at most 50, the max_points of the prior, got 51"):
+        condition("in-prior", prior, 51)
+    assert condition("double-points", prior, 50).num_points == 100  # out of the prior by its name
+    with pytest.raises(ValueError, match="num_points: expected at most 100"):
+        condition("double-points", prior, 51)
+
+
+def test_batches_are_the_test_set_in_order():
+    test = condition("in-prior", FIXED, 3)
+    batches = list(test.batches(600))
+    assert [len(one) for one in batches] == [512, 88]
+    assert torch.equal(torch.cat([one.y for one in batches]), test.sample(600, dtype=torch.float64).y)
+
+
 def test_bad_names_and_sizes_are_named():
     with pytest.raises(ValueError, match=r"condition: expected one of in-prior, .*got 'out-of-prior'"):
         condition("out-of-prior", FIXED, 10)

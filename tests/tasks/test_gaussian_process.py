@@ -182,12 +182,13 @@ def test_input_layouts():
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("num_points", [1, 23, 64])
 def test_a_task_does_not_depend_on_its_batch(preset, num_points, monkeypatch):
-    whole = sample(preset, 40, num_points, step=5)
+    prior = GaussianProcessPrior.preset(preset, max_points=None)
+    whole = sample(prior, 40, num_points, step=5)
     for size in (1, 3, 33):
-        assert_same(sample(preset, size, num_points, step=5), rows(whole, slice(0, size)))
-    assert_same(sample(preset, 9, num_points, step=5, first_task=7), rows(whole, slice(7, 16)))
+        assert_same(sample(prior, size, num_points, step=5), rows(whole, slice(0, size)))
+    assert_same(sample(prior, 9, num_points, step=5, first_task=7), rows(whole, slice(7, 16)))
     monkeypatch.setattr(module, "_CHUNK_ELEMENTS", 5 * num_points**2)
-    assert_same(sample(preset, 40, num_points, step=5), whole)
+    assert_same(sample(prior, 40, num_points, step=5), whole)
 
 
 @pytest.mark.parametrize("preset", ["rbf", "mixture"])
@@ -435,6 +436,8 @@ def test_whole_numbers_are_the_same_prior():
         ("input_dim", 0),
         ("input_dim", 21),
         ("input_dim", 1.5),
+        ("max_points", 0),
+        ("max_points", 50.5),
         ("input_layout", "random"),
         ("lengthscales", (1, 2)),
     ],
@@ -478,3 +481,12 @@ def test_a_bad_request_is_named_with_its_value(key, value):
         GaussianProcessPrior().sample(**{"batch_size": 2, "num_points": 3, key: value})
     assert str(caught.value).startswith(f"{key}: expected ")
     assert str(caught.value).endswith(f"got {value!r}")
+
+
+def test_a_prior_refuses_more_points_than_its_users_agree_on():
+    prior = GaussianProcessPrior.preset("np-standard")
+    assert prior.sample(2, 50).y.shape == (2, 50)
+    with pytest.raises(ValueError, match=r"^num_points: expected at most 50, the max_points of the prior, got 51$"):
+        prior.sample(2, 51)
+    more = GaussianProcessPrior.preset("np-standard", max_points=None)
+    assert torch.equal(sample(more, 2, 50).y, sample(prior, 2, 50).y)

@@ -1,0 +1,108 @@
+"""What tasks look like: functions from a prior, and what is said of one of them after more and more pairs."""
+
+from collections.abc import Iterable, Mapping
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from energylab.analysis.fan import Fan
+from energylab.plotting import plots
+from energylab.plotting.style import FLOOR_LINE, INK, NEUTRAL, VenueFigure, style
+
+
+def draw_tasks(
+    prior: str, draws: pd.DataFrame, fans: Mapping[int, Fan], *, model: str | None = None, colour: str = NEUTRAL
+) -> VenueFigure:
+    """Functions `draws` from the prior of this name, and a panel for each number of pairs in `fans`.
+
+    `model` is what to call the model whose predictions the fans hold, and `colour` its colour.
+    """
+    with style():
+        count = 1 + len(fans)
+        columns = plots.columns_that_fit(2, narrowest=2.2)
+        figure, panels = plots.new_figure(-(-count // columns), columns, shape=0.6)
+        for axes in panels.flat[count:]:
+            figure.delaxes(axes)
+        first, *others = panels.flat[:count]
+        _draw_functions(first, draws)
+        first.set_title(f"Functions from the prior {prior}")
+        first.set_ylabel("$f(x)$")
+        limits = _limits(fans.values())
+        for axes, (pairs, one) in zip(others, fans.items(), strict=True):
+            _draw_fan(axes, one, model, colour)
+            axes.set_title(f"One task, $k={pairs}$ {'pair' if pairs == 1 else 'pairs'} seen")
+            axes.set_ylabel("$y$")
+            axes.set_ylim(limits)
+        for axes in (first, *others):
+            axes.set_xlabel("$x$")
+            axes.set_xlim(draws["x"].min(), draws["x"].max())
+        plots.finish(figure, _explanation(fans, model))
+    return figure
+
+
+def _draw_functions(axes: Axes, draws: pd.DataFrame) -> None:
+    groups = [rows for _, rows in draws.groupby("task", sort=False)]
+    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(groups)))
+    lines = [
+        axes.plot(rows["x"], rows["f"], color=colour, linewidth=1.1)[0]
+        for rows, colour in zip(groups, colours, strict=True)
+    ]
+    labels = [_label(rows.iloc[0], draws) for rows in groups]
+    if any(labels):
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + 0.3 * (high - low))
+        axes.legend(lines, labels, loc="upper center", ncols=3, handlelength=1.2, columnspacing=0.9)
+
+
+def _label(row: pd.Series, draws: pd.DataFrame) -> str:
+    """What is not the same for all draws."""
+    if draws["kernel"].nunique() > 1:
+        return str(row["kernel"])
+    symbols = {"lengthscale": r"\ell", "output_scale": r"\sigma"}
+    return ", ".join(f"${symbol}={row[key]:.2f}$" for key, symbol in symbols.items() if draws[key].nunique() > 1)
+
+
+def _draw_fan(axes: Axes, one: Fan, model: str | None, colour: str) -> None:
+    table = one.predictions
+    x, mean, sd = (table[key].to_numpy() for key in ("x", "floor_mean", "floor_sd"))
+    axes.plot(one.function["x"], one.function["f"], color=NEUTRAL, linewidth=0.7, label="the function $f$", zorder=2)
+    if "model_mean" in table:
+        predicted = table["model_mean"].to_numpy()
+        if "model_sd" in table:
+            spread = 2 * table["model_sd"].to_numpy()
+            axes.fill_between(x, predicted - spread, predicted + spread, color=colour, alpha=0.2, linewidth=0, zorder=1)
+        axes.plot(x, predicted, color=colour, label=model, zorder=3)
+    axes.plot(x, mean, color=INK, linestyle=FLOOR_LINE, linewidth=1.1, label="Bayes floor", zorder=3.5)
+    for side in (-2, 2):
+        axes.plot(x, mean + side * sd, color=INK, linestyle=FLOOR_LINE, linewidth=0.5, zorder=2.5)
+    axes.plot(one.pairs["x"], one.pairs["y"], color=INK, linestyle="", marker="o", label="pairs seen", zorder=4)
+
+
+def _limits(fans: Iterable[Fan]) -> tuple[float, float]:
+    """The same for all panels: the floor's range, the pairs and the function. A model may leave it."""
+    values = np.concatenate(
+        [
+            np.concatenate(
+                [
+                    one.predictions["floor_mean"] - 2 * one.predictions["floor_sd"],
+                    one.predictions["floor_mean"] + 2 * one.predictions["floor_sd"],
+                    one.pairs["y"],
+                    one.function["f"],
+                ]
+            )
+            for one in fans
+        ]
+    )
+    pad = 0.05 * (values.max() - values.min())
+    return float(values.min() - pad), float(values.max() + pad)
+
+
+def _explanation(fans: Mapping[int, Fan], model: str | None) -> str:
+    band = r"mean and $\pm 2$ standard deviations of $y$"
+    words = f"Dashed: {band}, noise included, under the kernel that made the task."
+    if model is None:
+        return words
+    spread = any("model_sd" in one.predictions for one in fans.values())
+    return f"{words} In colour: {band if spread else 'the point prediction'} of {model}."

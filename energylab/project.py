@@ -1,0 +1,269 @@
+"""The files of a project, found from the current folder: studies/, figures/, and their results.
+
+    studies/NAME.py      `study(...)` returns a Study; its keyword parameters are its knobs
+    studies/results/     exported results
+    figures/NAME.py      `NEEDS`, names of studies, and `draw(results)`, which returns a Figure
+
+Study and figure files are Python and are executed. Whatever is wrong with them is a `Problem`, one line for the reader.
+"""
+
+import contextlib
+import inspect
+import os
+import re
+import sys
+import tempfile
+import traceback
+import types
+import typing
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what a mistyped command does not need, it does not wait for
+    from energylab.study import Study, StudyResults
+
+STUDIES = Path("studies")
+EXPORTED = STUDIES / "results"
+FIGURES = Path("figures")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+
+
+class Problem(Exception):
+    """The command, the study or the figure is wrong; the message is for the reader."""
+
+
+# --- studies ---------------------------------------------------------------------------------------------------------
+
+
+def known_studies() -> str:
+    """The studies of the current folder, in words."""
+    names = _names(STUDIES)
+    return f"one of {', '.join(names)}" if names else f"a study of ./{STUDIES}, where there is none"
+
+
+def study_file(word: str) -> Path:
+    """The file of a study, given by its name or by its path."""
+    if _is_path(word):
+        path = Path(word)
+        if not path.is_file():
+            raise Problem(f"STUDY: expected a name or the path of a study file, got {word!r}, which is no file")
+        return path
+    path = STUDIES / f"{word}.py"
+    if not path.is_file():
+        raise Problem(f"STUDY: expected {known_studies()}, or the path of a study file, got {word!r}")
+    return path
+
+
+def study_function(path: Path, taken: Sequence[str] = ()) -> Callable[..., Any]:
+    """The function `study` of a file. Its parameters are typed, and have none of the names that are `taken`."""
+    function = getattr(_load(path), "study", None)
+    if not callable(function):
+        raise Problem(f"{path}: expected a function `study` that returns a Study, found none")
+    with errors_of(path):
+        typing.get_type_hints(function)
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise Problem(f"{path}: expected keyword parameters only in `study`, got {parameter}")
+        if parameter.annotation is parameter.empty:
+            raise Problem(f"{path}: expected a type for the parameter {name} of `study`, such as {name}: int, got none")
+        if name in taken:
+            raise Problem(
+                f"{path}: {name}: expected another name for this parameter of `study`, since "
+                f"--{name.replace('_', '-')} is an option common to all studies"
+            )
+    return function
+
+
+def resolve(path: Path, function: Callable[..., Any], knobs: Mapping[str, Any]) -> "Study":
+    """The Study of these knobs."""
+    from energylab.study import Study
+
+    parameters = inspect.signature(function).parameters
+    changed = {key: value for key, value in knobs.items() if parameters[key].default != value}
+    with errors_of(path, changed):
+        study = function(**knobs)
+    if not isinstance(study, Study):
+        raise Problem(f"{path}: expected `study` to return a Study, got {study!r:.80}")
+    return study
+
+
+def default_study(name: str) -> "Study | None":
+    """The study of this name with its default knobs; None if the current folder has no such file."""
+    path = STUDIES / f"{name}.py"
+    return resolve(path, study_function(path), {}) if path.is_file() else None
+
+
+def results_folder(word: str, results: Path) -> Path:
+    """The folder of a study's results, given by its name or by the path of its file."""
+    if _is_path(word):
+        path = study_file(word)
+        name = resolve(path, study_function(path), {}).name
+    elif _NAME.fullmatch(word) and (results / word).is_dir():
+        name = word
+    elif (study := default_study(word)) is not None:
+        name = study.name
+    else:
+        raise Problem(f"STUDY: expected {_one_of_results(results)}, got {word!r}")
+    if not (results / name).is_dir():
+        raise Problem(f"{results / name}: no results yet; make them with: energylab run {word}")
+    return results / name
+
+
+def _one_of_results(results: Path) -> str:
+    names = {*_names(STUDIES), *(path.parent.name for path in results.glob("*/study.json"))}
+    return f"one of {', '.join(sorted(names))}" if names else "the name of a study (there is none here)"
+
+
+def _is_path(word: str) -> bool:
+    return word.endswith(".py") or os.sep in word
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+def known_figures() -> list[str]:
+    names = _names(FIGURES)
+    if not names:
+        raise Problem(f"figures: expected a folder {FIGURES} with figure files in the current folder, found none")
+    return names
+
+
+def figure_module(name: str) -> types.ModuleType:
+    """A figure file, with its `NEEDS` and `draw`."""
+    path = FIGURES / f"{name}.py"
+    if not path.is_file():
+        raise Problem(f"FIGURE: expected some of {', '.join(known_figures())}, got {name!r}")
+    module = _load(path)
+    needs = getattr(module, "NEEDS", None)
+    if not isinstance(needs, tuple) or not needs or not all(isinstance(need, str) for need in needs):
+        raise Problem(f'{path}: NEEDS: expected a tuple of study names, such as ("recursion",), got {needs!r}')
+    if not callable(getattr(module, "draw", None)):
+        raise Problem(f"{path}: expected a function `draw` that returns a Figure, found none")
+    return module
+
+
+def results_for_figures(word: str, results: Path, latest: bool) -> "StudyResults | str":
+    """The results of a study, or a sentence that says what is missing.
+
+    They are read from the folder of the results if the study is complete there, else from the exported ones. The study
+    is the one with default knobs or, if `latest`, what the latest `energylab run` made of it.
+    """
+    from energylab.study import load_study, store
+
+    study = None if latest else default_study(word)
+    name = word if study is None else study.name
+    if not _NAME.fullmatch(name) or not any(
+        path.exists() for path in (STUDIES / f"{word}.py", results / name, EXPORTED / name)
+    ):
+        raise Problem(f"study: expected {_one_of_results(results)}, got {word!r}")
+    folder = results / name
+    runs = store.read_study(folder).get("runs", []) if study is None else [config.name for config in study.runs]
+    finished = 0
+    for run in runs:
+        try:
+            finished += store.check_run(folder / run) is not None
+        except store.Damaged as error:
+            print(f"{folder}: damaged: {error}", file=sys.stderr)
+    with problems(), _plain_warnings():
+        if runs and finished == len(runs):
+            return load_study(folder, runs)
+        if (EXPORTED / name).is_dir():
+            exported = load_study(EXPORTED / name)
+            if len(exported.errors):
+                return exported
+    progress = f"{finished} of {len(runs)} runs are finished in {folder}" if runs else f"no runs in {folder}"
+    return f"{progress}; make them with: energylab run {word}"
+
+
+def together(results: Sequence["StudyResults"]) -> "StudyResults":
+    """Several studies as one: their tables below each other."""
+    if len(results) == 1:
+        return results[0]
+    import pandas as pd
+
+    from energylab.study import StudyResults
+
+    tables = {
+        field: pd.concat([getattr(result, field) for result in results], ignore_index=True)
+        for field in ("errors", "descent", "training")
+    }
+    return StudyResults(
+        name="+".join(result.name for result in results),
+        note=" ".join(result.note for result in results if result.note),
+        source=" and ".join(result.source for result in results),
+        **tables,
+    )
+
+
+# --- both ------------------------------------------------------------------------------------------------------------
+
+
+def check_writable(option: str, folder: Path) -> None:
+    """Refuse a folder that could not be written, without leaving anything there."""
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise Problem(f"{option}: expected a folder to write in, got {folder}, and {place} is a file")
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise Problem(f"{option}: expected a folder to write in, got {folder}: {place}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def problems(where: str = "") -> Iterator[None]:
+    """Turn a ValueError, which names key, value and what is allowed, into a Problem."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:
+        raise Problem(f"{where}: {error}" if where else str(error)) from error
+
+
+@contextlib.contextmanager
+def errors_of(path: Path, knobs: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Turn any error of a study or figure file into a Problem that says where in the file it arose."""
+    given = "".join(f" --{key.replace('_', '-')} {value}" for key, value in (knobs or {}).items())
+    given = f" (with{given})" if given else ""
+    try:
+        yield
+    except (Problem, KeyboardInterrupt):
+        raise
+    except SyntaxError as error:
+        raise Problem(f"{path}, line {error.lineno}: {error.msg}") from error
+    except ValueError as error:
+        raise Problem(f"{path}: {error}{given}") from error
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+        place = f", line {lines[-1]}" if lines else ""
+        raise Problem(f"{path}{place}: {type(error).__name__}: {error}{given}") from error
+
+
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Warnings as lines, without the line of code that gave them."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for warning in caught:
+        print(f"energylab: {warning.message}", file=sys.stderr)
+
+
+def _load(path: Path) -> types.ModuleType:
+    """Execute a file. It is compiled here, so that no cache is left beside it."""
+    name = re.sub(r"\W", "_", f"energylab_file_{path.stem}")
+    module = types.ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name] = module  # dataclasses and type hints look their module up
+    with errors_of(path):
+        exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), module.__dict__)
+    return module
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.py") if not path.name.startswith("_"))
