@@ -3,12 +3,11 @@
 import hashlib
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from energylab.layers.base import check_choice, check_positive
 from energylab.models import InContextRegressor, ModelConfig
@@ -77,8 +76,8 @@ class Diverged(RuntimeError):
 class Trainer:
     """One model on its way from initialisation to the last step.
 
-    The tasks of step s are those of ``prior.sample(..., seed, stream="train", step=s)``; the initial weights follow from
-    the seed alone. So two trainers with the same seed see the same tasks in the same order, whatever their models.
+    The tasks of step s are those of ``prior.sample(..., seed, stream="train", step=s)``; the initial weights follow
+    from the seed alone. So two trainers with one seed see the same tasks in the same order, whatever their models.
     """
 
     def __init__(
@@ -204,13 +203,3 @@ def resolve_device(device: str) -> torch.device:
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device: cuda was asked for, but torch finds no CUDA device; allowed here: auto, cpu")
     return torch.device(device)
-
-
-def training_flops(model: ModelConfig, training: TrainingConfig, num_points: int) -> float:
-    """Floating-point operations of all training steps: the matrix products of forward and backward, as PyTorch counts them."""
-    network = initialise(replace(model, backend="reference"), seed=0).to("meta")
-    x = torch.empty(1, num_points, model.input_dim, device="meta")
-    y = torch.empty(1, num_points, device="meta")
-    with FlopCounterMode(display=False) as counter:
-        loss_of(network(x, y), y).backward()
-    return float(counter.get_total_flops()) * training.batch_size * training.steps

@@ -310,6 +310,10 @@ BAD = [
     ("run variadic", r"studies/variadic.py: expected keyword parameters only in `study`, got \*\*options"),
     ("run unknown_type", "studies/unknown_type.py.*Nope"),
     ("run raises", "studies/raises.py, line 2: KeyError: 'a'"),
+    ("run exits", "studies/exits.py, line 2: SystemExit: 3"),
+    ("status ..", "STUDY: expected one of .*tiny.*got '..'"),
+    ("figures --study nope", "study: expected one of .*tiny.*got 'nope'"),
+    ("figures --study ../..", "study: expected one of .*tiny.*got '../..'"),
     ("status", "STUDY: expected a value, got none"),
     ("status nope", "STUDY: expected one of .*tiny.*got 'nope'"),
     ("status tiny", "runs/tiny: no results yet; make them with: energylab run tiny"),
@@ -319,6 +323,7 @@ BAD = [
     ("figures nope", "FIGURE: expected some of error.*got 'nope'"),
     ("figures error --stduy tiny", "--stduy: unknown option.*did you mean --study"),
     ("figures no_needs", "figures/no_needs.py: NEEDS: expected a tuple of study names.*got 'tiny'"),
+    ("figures two --study tiny", "--study: expected a figure of one study, got two, which compares tiny, other"),
     ("figures no_draw", "figures/no_draw.py: expected a function `draw`"),
     ("doctor --loud", "--loud: unknown option of `energylab doctor`"),
     ("doctor now", "expected no further arguments, got now"),
@@ -335,7 +340,9 @@ FILES = {
     "studies/variadic.py": "def study(**options: int):\n    pass\n",
     "studies/unknown_type.py": "def study(steps: 'Nope' = 1):\n    pass\n",
     "studies/raises.py": "def study(steps: int = 1):\n    return {}['a']\n",
+    "studies/exits.py": "def study(steps: int = 1):\n    raise SystemExit(3)\n",
     "figures/no_needs.py": "NEEDS = 'tiny'\n",
+    "figures/two.py": "NEEDS = ('tiny', 'other')\ndef draw(results):\n    pass\n",
     "figures/no_draw.py": "NEEDS = ('tiny',)\n",
 }
 

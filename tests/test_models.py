@@ -1,5 +1,7 @@
 """The regressor: no leak of a target, every option trains, configs name what is wrong."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -75,7 +77,7 @@ def test_traces_follow_the_model():
         assert trace.tokens == ("query", "pair") * 5
         assert trace.pairs.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     assert torch.equal(traces[0].states[0], model.embed(x, y))
-    for before, after in zip(traces, traces[1:], strict=False):
+    for before, after in itertools.pairwise(traces):
         assert torch.equal(before.states[-1], after.states[0])
     last = norm(traces[-1].states[-1][:, ::2])
     assert torch.equal(model(x, y), model.read_out(last).squeeze(-1))

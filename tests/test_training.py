@@ -9,7 +9,7 @@ import torch
 
 from energylab.models import ModelConfig
 from energylab.tasks import GaussianProcessPrior
-from energylab.training import Diverged, Trainer, TrainingConfig, initialise, loss_of, resolve_device, training_flops
+from energylab.training import Diverged, Trainer, TrainingConfig, initialise, loss_of, resolve_device
 
 PRIOR = GaussianProcessPrior.preset("fixed")
 SMALL = ModelConfig(width=16, hidden=16, heads=2, depth=1)
@@ -114,18 +114,6 @@ def test_losses():
     assert loss_of(mean, y).item() == pytest.approx((mean - y).square().mean().item(), rel=1e-5)
     density = torch.distributions.Normal(mean, variance.sqrt()).log_prob(y)
     assert loss_of((mean, variance), y).item() == pytest.approx(-density.mean().item(), rel=1e-5)
-
-
-def test_flops_count_the_matrix_products():
-    """Forward and backward of a linear map of n vectors cost 2 and 4 multiplications and additions a weight."""
-    config = ModelConfig(width=16, hidden=24, heads=2, depth=1, attention="llama", mlp="llama")
-    steps, batch, tokens = 10, 4, 12
-    weights = 4 * 16 * 16 + 3 * 16 * 24 + 3 * 16  # attention, MLP, read-in
-    linear = 6 * tokens * weights - 2 * tokens * 3 * 16  # nothing is behind the read-in
-    read_out = 6 * 6 * 16
-    attention = 2 * 6 * tokens * tokens * 16  # q kᵀ and p v, forward and backward
-    counted = training_flops(config, TrainingConfig(steps=steps, batch_size=batch), num_points=6)
-    assert counted / steps / batch == pytest.approx(linear + read_out + attention, rel=0.15)
 
 
 def test_cuda_is_refused_where_there_is_none():

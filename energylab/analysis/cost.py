@@ -12,13 +12,25 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from energylab.layers.attention import resolve_head_dim
 from energylab.models import InContextRegressor, ModelConfig, count_parameters
 from energylab.tasks import token_layout
 from energylab.training import initialise, loss_of
 
-WEIGHTS = ("query_weight", "key_weight", "value_weight", "output_weight", "weight", "gate_weight", "up_weight", "down_weight")
+WEIGHTS = (
+    "query_weight",
+    "key_weight",
+    "value_weight",
+    "output_weight",
+    "weight",
+    "gate_weight",
+    "up_weight",
+    "down_weight",
+)
 """The matrices of a layer. What else it learns (gains, diagonals, preconditioners, step sizes) is counted apart."""
 
 
@@ -89,24 +101,46 @@ def _preconditioner_flops(config: ModelConfig, length: int) -> int:
     return products[config.preconditioner] * 2 * length * config.width * config.rank
 
 
+class LiveBytes(TorchDispatchMode):
+    """Bytes of the tensors that operations under it made and that are still alive; what was there before is not counted.
+
+    ``peak`` is their largest sum so far, seen between operations: what an operation uses inside itself is not visible.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._before: set[int] = set()
+        self.peak = 0
+
+    def __torch_dispatch__(self, operation, types, arguments=(), keywords=None):
+        for tensor in tree_leaves((arguments, keywords)):
+            if isinstance(tensor, Tensor) and (address := tensor.untyped_storage()._cdata) not in self._made:
+                self._before.add(address)
+        output = operation(*arguments, **(keywords or {}))
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self._before:
+                    self._made[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        self.peak = max(self.peak, self.now())
+        return output
+
+    def now(self) -> int:
+        """Bytes alive at this moment."""
+        self._made = {address: entry for address, entry in self._made.items() if not entry[0].expired()}
+        return sum(size for _, size in self._made.values())
+
+
 def activation_bytes(config: ModelConfig, num_points: int, batch_size: int) -> int:
-    """Bytes that the forward pass of one training step keeps for its backward, parameters apart, on a CPU in float32."""
+    """Bytes that the forward pass of one training step keeps for its backward, on a CPU in float32."""
     model = initialise(config, seed=0)
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
-    alive = []
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-            alive.append(tensor)  # or the address could be used again
-        return tensor
-
     x, y = torch.randn(batch_size, num_points, config.input_dim), torch.randn(batch_size, num_points)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss_of(model(x, y), y)
-    return sum(kept.values())
+    with LiveBytes() as live:
+        loss = loss_of(model(x, y), y)
+        kept = live.now()
+    del loss  # alive until here, and all that its backward needs with it
+    return kept
 
 
 def llama_like(config: ModelConfig) -> ModelConfig:
@@ -133,4 +167,3 @@ def matched(config: ModelConfig, target: float, cost: Callable[[ModelConfig], fl
         multiple += 1
     candidates = [scaled(m) for m in (multiple - 1, multiple) if m >= 1]
     return min(candidates, key=lambda candidate: abs(cost(candidate) - target))
-

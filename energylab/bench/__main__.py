@@ -5,6 +5,7 @@ import sys
 
 BENCHES = {
     "step": "a training step against its matrix products",
+    "layers": "CEM layers against ordinary ones, and against autograd of their energy",
     "tasks": "tasks with their floors against a training step and against gpytorch's prior",
 }
 

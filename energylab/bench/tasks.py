@@ -34,7 +34,9 @@ def main(arguments: Sequence[str] = ()) -> None:
     print(machine())
     functions = {"step": _step(), "gpytorch": _gpytorch_draw()} | {preset: _batch(preset) for preset in PRESETS}
     seconds = medians(functions, options.repeats)
-    print(f"training step {seconds['step'] * 1e3:.1f} ms, draw from gpytorch's prior {seconds['gpytorch'] * 1e3:.1f} ms")
+    print(
+        f"training step {seconds['step'] * 1e3:.1f} ms, draw from gpytorch's prior {seconds['gpytorch'] * 1e3:.1f} ms"
+    )
     print(f"{'tasks':8s} {'batch, ms':>10s} {'of a step':>10s} {'of a gpytorch draw':>19s}")
     for preset in PRESETS:
         batch = seconds[preset]

@@ -41,6 +41,8 @@ class EnergyLayer(nn.Module, abc.ABC):
         self.update_rule = UPDATE_RULES[check_choice("update_rule", update_rule, tuple(UPDATE_RULES))]
         self.history = check_choice("history", history, ("fixed", "refreshed"))
         self.backend = check_choice("backend", backend, BACKENDS)
+        self.recompute = False
+        """Whether training keeps only the x_t and computes each step again in the backward: less memory, more time."""
 
     @abc.abstractmethod
     def _condition(self, u: Tensor) -> ConditionalEnergy:
@@ -102,7 +104,8 @@ class EnergyLayer(nn.Module, abc.ABC):
     def _descend(self, h: Tensor, recursions: int | None, update_rule: UpdateRule, observe: Recorder | None) -> Tensor:
         recursions = self.recursions if recursions is None else check_positive("recursions", recursions)
         energy_at = self.condition if self.history == "refreshed" else _always(self.condition(h))
-        return descend(energy_at, h, self._step_sizes(recursions), self.preconditioner, update_rule, observe)
+        step_sizes = self._step_sizes(recursions)
+        return descend(energy_at, h, step_sizes, self.preconditioner, update_rule, observe, self.recompute)
 
     def _step_sizes(self, recursions: int) -> Sequence[Tensor]:
         if self.step_size.ndim == 0:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, final
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from energylab.energies import ConditionalEnergy
 
@@ -146,14 +147,17 @@ def descend(
     preconditioner: Preconditioning,
     update_rule: UpdateRule,
     observe: "Recorder | None" = None,
+    recompute: bool = False,
 ) -> Tensor:
     """Take one step for each of ``step_sizes`` and return the last x.
 
     ``energy_at(x_t)`` gives the energy to descend at step t: the same object each time for a fixed history.
-    ``observe`` is told of x_0 .. x_T and cannot change the result.
+    ``observe`` is told of x_0 .. x_T and cannot change the result. With ``recompute`` the backward keeps only the x_t and
+    computes each step again (Chen et al. 2016, arXiv 1604.06174); the numbers stay the same, bit for bit.
     """
     memory = None
-    for step_size in step_sizes:
+
+    def step(x: Tensor, memory: Any, step_size: Tensor) -> tuple[Tensor, Any]:
         energy = energy_at(x)
         point = update_rule.look_ahead(x, memory)
         if observe:
@@ -162,7 +166,13 @@ def descend(
             force = observed if point is x else energy.force(norm(point))
         else:
             force = energy.force(norm(point))
-        x, memory = update_rule.step(Here(x, preconditioner(force), step_size, energy), memory)
+        return update_rule.step(Here(x, preconditioner(force), step_size, energy), memory)
+
+    for step_size in step_sizes:
+        if recompute and torch.is_grad_enabled():
+            x, memory = checkpoint(step, x, memory, step_size, use_reentrant=False, preserve_rng_state=False)
+        else:
+            x, memory = step(x, memory, step_size)
     if observe:
         observe(x, energy_at(x).value(norm(x)), None)
     return x

@@ -6,6 +6,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from energylab.analysis.fan import Fan
 from energylab.plotting import plots
@@ -38,6 +39,7 @@ def draw_tasks(
         for axes in (first, *others):
             axes.set_xlabel("$x$")
             axes.set_xlim(draws["x"].min(), draws["x"].max())
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
         plots.finish(figure, _explanation(fans, model))
     return figure
 
@@ -51,9 +53,10 @@ def _draw_functions(axes: Axes, draws: pd.DataFrame) -> None:
     ]
     labels = [_label(rows.iloc[0], draws) for rows in groups]
     if any(labels):
+        columns = 3 if max(map(len, labels)) <= 16 else 2  # as many as fit in a panel
         low, high = axes.get_ylim()
-        axes.set_ylim(low, high + 0.3 * (high - low))
-        axes.legend(lines, labels, loc="upper center", ncols=3, handlelength=1.2, columnspacing=0.9)
+        axes.set_ylim(low, high + 0.16 * -(-len(labels) // columns) * (high - low))
+        axes.legend(lines, labels, loc="upper center", ncols=columns, handlelength=1.2, columnspacing=0.9)
 
 
 def _label(row: pd.Series, draws: pd.DataFrame) -> str:
@@ -74,6 +77,8 @@ def _draw_fan(axes: Axes, one: Fan, model: str | None, colour: str) -> None:
             spread = 2 * table["model_sd"].to_numpy()
             axes.fill_between(x, predicted - spread, predicted + spread, color=colour, alpha=0.2, linewidth=0, zorder=1)
         axes.plot(x, predicted, color=colour, label=model, zorder=3)
+    else:
+        axes.fill_between(x, mean - 2 * sd, mean + 2 * sd, color=NEUTRAL, alpha=0.12, linewidth=0, zorder=1)
     axes.plot(x, mean, color=INK, linestyle=FLOOR_LINE, linewidth=1.1, label="Bayes floor", zorder=3.5)
     for side in (-2, 2):
         axes.plot(x, mean + side * sd, color=INK, linestyle=FLOOR_LINE, linewidth=0.5, zorder=2.5)

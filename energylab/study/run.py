@@ -20,13 +20,14 @@ import pandas as pd
 import torch
 
 import energylab
+from energylab.analysis.cost import training_flops
 from energylab.analysis.descent import record, summarise
 from energylab.analysis.evaluation import evaluate
 from energylab.models import count_parameters
 from energylab.study import store
 from energylab.study.claim import Claim, Claimed, OwnershipLost
 from energylab.study.config import RunConfig
-from energylab.training import Diverged, Trainer, training_flops
+from energylab.training import Diverged, Trainer
 
 State = Literal["finished", "interrupted", "diverged", "error", "lost", "claimed", "damaged"]
 
@@ -230,7 +231,9 @@ class _Run:
             "sessions": self.sessions,
             "train_seconds": trainer.seconds,
             "parameters": count_parameters(model),
-            "flops": training_flops(config.model, config.training, config.num_points),
+            "flops": training_flops(config.model, config.num_points)
+            * config.training.batch_size
+            * config.training.steps,
             "notices": self.notices,
         }
         files = (store.CONFIG, *tables, store.WEIGHTS, store.STATE)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from energylab.energies import ConditionalEnergy
 from energylab.layers import CEMMLP, Backtracking, CEMAttention, norm
-from energylab.layers.descent import Here, HeavyBall, Nesterov, angle, norm_jacobian
+from energylab.layers.descent import HeavyBall, Here, Nesterov, angle, norm_jacobian
 
 
 def history(*shape: int) -> torch.Tensor:
