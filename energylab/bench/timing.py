@@ -50,7 +50,9 @@ def matrix_products(function: Callable[[], object]) -> Callable[[], None]:
 
 
 def _random_like(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype).normal_()
+    # by way of the storage: an expanded tensor cannot be written to
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(x.size(), x.stride(), strict=True))
+    return torch.randn(extent, dtype=x.dtype).as_strided(x.size(), x.stride())
 
 
 def machine() -> str:

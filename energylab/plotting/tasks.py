@@ -28,7 +28,7 @@ def draw_tasks(
             figure.delaxes(axes)
         first, *others = panels.flat[:count]
         _draw_functions(first, draws)
-        first.set_title(f"Functions from the prior {prior}")
+        first.set_title(f"Functions from the prior “{prior}”")
         first.set_ylabel("$f(x)$")
         limits = _limits(fans.values())
         for axes, (pairs, one) in zip(others, fans.items(), strict=True):
@@ -39,7 +39,7 @@ def draw_tasks(
         for axes in (first, *others):
             axes.set_xlabel("$x$")
             axes.set_xlim(draws["x"].min(), draws["x"].max())
-            axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
         plots.finish(figure, _explanation(fans, model))
     return figure
 
@@ -55,7 +55,7 @@ def _draw_functions(axes: Axes, draws: pd.DataFrame) -> None:
     if any(labels):
         columns = 3 if max(map(len, labels)) <= 16 else 2  # as many as fit in a panel
         low, high = axes.get_ylim()
-        axes.set_ylim(low, high + 0.16 * -(-len(labels) // columns) * (high - low))
+        axes.set_ylim(low, high + (0.08 + 0.17 * -(-len(labels) // columns)) * (high - low))
         axes.legend(lines, labels, loc="upper center", ncols=columns, handlelength=1.2, columnspacing=0.9)
 
 
@@ -105,9 +105,8 @@ def _limits(fans: Iterable[Fan]) -> tuple[float, float]:
 
 
 def _explanation(fans: Mapping[int, Fan], model: str | None) -> str:
-    band = r"mean and $\pm 2$ standard deviations of $y$"
-    words = f"Dashed: {band}, noise included, under the kernel that made the task."
+    words = r"Dashed: mean and $\pm 2$ standard deviations of $y$, noise included, under the kernel that made the task."
     if model is None:
         return words
     spread = any("model_sd" in one.predictions for one in fans.values())
-    return f"{words} In colour: {band if spread else 'the point prediction'} of {model}."
+    return f"{words} In colour: {'the same by' if spread else 'the point prediction of'} {model}."
