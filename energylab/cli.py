@@ -150,12 +150,7 @@ STUDY is the name of a file in ./studies, or the path of a study file. Runs that
 
 Example:
   energylab run recursion --steps 200 --seeds 2"""
-    word = _study_word(words, RunOptions)
-    if word is None:
-        return _help_without_study("run", words, RunOptions, description)
-    path = project.study_file(word)
-    function = project.study_function(path, taken=(*_names(RunOptions), "study", "help"))
-    _, knobs, options = _parse("run", words, RunOptions, description, study=function)
+    path, function, knobs, options = _parse_with_knobs("run", words, RunOptions, description)
 
     from energylab.study import driver
     from energylab.study.executors import InProcess, LocalProcesses
@@ -212,6 +207,21 @@ def _conclude(study: Any, outcomes: Sequence[Any], stopped: bool, again: str) ->
     elif any(outcome.state in ("diverged", "error") for outcome in outcomes):
         print(f"try the failed ones again with: {again}{'' if '--retry-failed' in again else ' --retry-failed'}")
     return 0 if finished == len(study.runs) else 1
+
+
+def describe(words: Sequence[str]) -> int:
+    description = """Say what the models of a study cost, without training.
+
+That is parameters by part, and operations and memory of a training step for each T.
+
+Example:
+  energylab describe recursion --width 128"""
+    path, function, knobs, _ = _parse_with_knobs("describe", words, None, description)
+
+    from energylab.study.describe import describe as description_of
+
+    print(description_of(project.resolve(path, function, knobs)))
+    return 0
 
 
 def status(words: Sequence[str]) -> int:
@@ -360,11 +370,38 @@ Example:
     return 0
 
 
+def bench(words: Sequence[str]) -> int:
+    from energylab.bench.__main__ import BENCHES
+    from energylab.bench.__main__ import main as run_bench
+
+    if words and words[0] in ("-h", "--help"):
+        print("usage: energylab bench NAME [OPTIONS]\n\nTime something, beside what it is to be compared with.\n")
+        for name, summary in BENCHES.items():
+            print(f"  {name.ljust(max(map(len, BENCHES)))}  {summary}")
+        print("\n`energylab bench NAME --help` lists the options of one.\n\nExample:\n  energylab bench step")
+        return 0
+    if not words or words[0] not in BENCHES:
+        raise Problem(f"NAME: expected one of {', '.join(BENCHES)}, got {words[0] if words else 'none'}")
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return run_bench(list(words))
+    except SystemExit as end:
+        if end.code == 2:
+            text, said = said.getvalue(), io.StringIO()
+            raise Problem(f"bench {words[0]}: {text.rpartition('error: ')[2]}") from None
+        return 0 if end.code is None else int(end.code)
+    finally:
+        print(said.getvalue(), end="", file=sys.stderr)
+
+
 COMMANDS = {
     "run": Command("train the runs of a study", run),
+    "describe": Command("what the models of a study cost", describe),
     "status": Command("where the runs of a study are", status),
     "figures": Command("draw figures from stored results", figures),
     "export": Command("copy a study's results for git", export),
+    "bench": Command("time layers, tasks and training steps", bench),
     "doctor": Command("what is installed, and what will run", doctor),
 }
 
@@ -381,14 +418,31 @@ def _triton() -> str:
 # --- parsing ---------------------------------------------------------------------------------------------------------
 
 
+def _parse_with_knobs(
+    command: str, words: Sequence[str], options: type | None, description: str
+) -> tuple[Path, Callable[..., Any], dict[str, Any], Any]:
+    """The file and the function of STUDY, the values of its knobs, and the options of the command."""
+    word = _study_word(words, options)
+    if word is None:
+        if not {"-h", "--help"} & set(words):
+            raise Problem(f"STUDY: expected {project.known_studies()}, or the path of a study file, got none")
+        own = "With a STUDY, --help shows the study's own options too."
+        _parse(command, words, options, f"{description}\n\nSTUDY: {project.known_studies()}. {own}")
+        raise AssertionError("the help ends the command")
+    path = project.study_file(word)
+    function = project.study_function(path, taken=(*_names(RunOptions), "study", "help"))
+    _, knobs, parsed = _parse(command, words, options, description, study=function)
+    return path, function, knobs, parsed
+
+
 def _parse(
-    command: str, words: Sequence[str], options: type, description: str, study: Callable[..., Any] | None = None
+    command: str, words: Sequence[str], options: type | None, description: str, study: Callable[..., Any] | None = None
 ) -> tuple[str, dict[str, Any], Any]:
     """STUDY, the study's knobs if its function is given, and the options of the command."""
     fields: dict[str, Any] = {
         "word": _argument(str, tyro.conf.Positional, name="study", metavar="STUDY", help="The study.")
     }
-    known = _names(options)
+    known = [] if options is None else _names(options)
     if study is not None:
 
         @functools.wraps(study)
@@ -397,9 +451,10 @@ def _parse(
 
         fields["knobs"] = _argument(dict, constructor=knobs_of)
         known = [*inspect.signature(study).parameters, *known]
-    fields["options"] = _argument(options, name="common" if command == "run" else command)
+    if options is not None:
+        fields["options"] = _argument(options, name="common" if command == "run" else command)
     parsed = _tyro(fields, f"energylab {command}", words, description, known)
-    return parsed.word, getattr(parsed, "knobs", {}), parsed.options
+    return parsed.word, getattr(parsed, "knobs", {}), getattr(parsed, "options", None)
 
 
 def _parse_figures(words: Sequence[str], description: str) -> tuple[tuple[str, ...], FigureOptions]:
@@ -491,12 +546,13 @@ def _value_of(option: str, words: Sequence[str]) -> str | None:
     return None
 
 
-def _study_word(words: Sequence[str], options: type) -> str | None:
+def _study_word(words: Sequence[str], options: type | None) -> str | None:
     """STUDY: the first argument that is neither an option nor the value of one.
 
     It is needed before the study's own options are known; each of those is taken to have a value.
     """
-    flags = {f"--{_dashed(field.name)}" for field in dataclasses.fields(options) if field.type is bool}
+    fields = () if options is None else dataclasses.fields(options)
+    flags = {f"--{_dashed(field.name)}" for field in fields if field.type is bool}
     flags |= {f"--no-{flag[2:]}" for flag in flags} | {"--help", "-h"}
     rest = iter(words)
     for word in rest:
@@ -505,14 +561,6 @@ def _study_word(words: Sequence[str], options: type) -> str | None:
         if "=" not in word and "--" + _dashed(word.lstrip("-")) not in flags and word not in flags:
             next(rest, None)
     return None
-
-
-def _help_without_study(command: str, words: Sequence[str], options: type, description: str) -> int:
-    if not {"-h", "--help"} & set(words):
-        raise Problem(f"STUDY: expected {project.known_studies()}, or the path of a study file, got none")
-    note = f"{description}\n\nSTUDY: {project.known_studies()}. With a STUDY, --help shows the study's own options too."
-    _parse(command, words, options, note)
-    raise AssertionError("the help ends the command")
 
 
 def _names(options: type) -> list[str]:

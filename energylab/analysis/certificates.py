@@ -24,8 +24,8 @@ def certify(model: InContextRegressor, prior: GaussianProcessPrior, num_points: 
     ``certified_step_size``, infinite or 0 where it is so for all positions; ``looseness`` the median over positions of the
     largest multiple of the certified step, in powers of 2, up to which all T steps descend (infinity where even 2^24 times
     it does; missing where nothing finite is certified); ``ever_rises`` the fraction of positions whose energy rises in any of the layer's own T steps;
-    ``eigenvalue_min`` and ``eigenvalue_max`` those of P; ``small_steps_proven`` the fraction of positions where, at z_0,
-    the force is tangential enough for every small step with this P to descend.
+    ``eigenvalue_min`` and ``eigenvalue_max`` those of P; ``small_steps_proven`` the fraction of
+    positions where, at z_0, the force is tangential enough for every small step with this P to descend.
     """
     batch = prior.sample(tasks, num_points, seed=TEST_SEED, stream="test", dtype=torch.float64)
     wide = InContextRegressor(model.config).double()

@@ -7,6 +7,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from energylab.analysis.queries import predict_queries
 from energylab.models import InContextRegressor
 from energylab.tasks import GaussianProcessPrior
 from energylab.tasks.predictors import marginal
@@ -14,7 +15,6 @@ from energylab.tasks.predictors import marginal
 STREAM = "look"
 """Neither trained nor tested on."""
 TRUTH_POINTS = 400
-MODEL_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -65,37 +65,27 @@ def fan(
     """
     uniform = dataclasses.replace(_one_input(prior), input_layout="uniform", max_points=None)
     batch = uniform.sample(1, TRUTH_POINTS, seed=seed, stream=STREAM, first_task=task, dtype=torch.float64)
-    grid = torch.linspace(*prior.input_range, points, dtype=torch.float64)
-    x = torch.cat([batch.x[:, :num_pairs].expand(points, -1, -1), grid[:, None, None]], dim=1)
-    # no prediction sees its own target, so it may be anything
-    y = torch.cat([batch.y[:, :num_pairs].expand(points, -1), torch.zeros(points, 1, dtype=torch.float64)], dim=1)
+    seen_x, seen_y = batch.x[:, :num_pairs], batch.y[:, :num_pairs]
+    grid = torch.linspace(*prior.input_range, points, dtype=torch.float64)[:, None]
     lengthscale, output_scale = batch.lengthscale.item(), batch.output_scale.item()
     known = dataclasses.replace(
         prior, kernels=tuple(batch.kernel), lengthscale=(lengthscale,) * 2, output_scale=(output_scale,) * 2
     )
+    x = torch.cat([seen_x.expand(points, -1, -1), grid[:, None]], dim=1)
+    y = torch.nn.functional.pad(seen_y.expand(points, -1), (0, 1))  # no prediction sees its own target
     floor = marginal(x, y, known)
-    predictions = {"x": grid, "floor_mean": floor.mean[:, -1], "floor_sd": floor.variance[:, -1].sqrt()}
+    predictions = {"x": grid[:, 0], "floor_mean": floor.mean[:, -1], "floor_sd": floor.variance[:, -1].sqrt()}
     if model is not None:
-        predictions |= _ask(model, x, y)
+        predicted = predict_queries(model, seen_x, seen_y, grid[None])
+        predictions["model_mean"] = predicted.mean[0]
+        if predicted.variance is not None:
+            predictions["model_sd"] = predicted.variance[0].sqrt()
     order = batch.x[0, :, 0].argsort()
     return Fan(
-        pairs=_frame(x=batch.x[0, :num_pairs, 0], y=batch.y[0, :num_pairs]),
+        pairs=_frame(x=seen_x[0, :, 0], y=seen_y[0]),
         function=_frame(x=batch.x[0, order, 0], f=batch.f[0, order]),
         predictions=_frame(**predictions),
     )
-
-
-def _ask(model: InContextRegressor, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """The model's last prediction in each row."""
-    weight = next(model.parameters())
-    outputs = [
-        model(x_part, y_part)
-        for x_part, y_part in zip(x.to(weight).split(MODEL_BATCH), y.to(weight).split(MODEL_BATCH), strict=True)
-    ]
-    if isinstance(outputs[0], Tensor):
-        return {"model_mean": torch.cat(outputs)[:, -1]}
-    means, variances = (torch.cat(parts)[:, -1] for parts in zip(*outputs, strict=True))
-    return {"model_mean": means, "model_sd": variances.sqrt()}
 
 
 def _one_input(prior: GaussianProcessPrior) -> GaussianProcessPrior:

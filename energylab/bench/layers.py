@@ -52,7 +52,7 @@ RATIOS = (
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser(prog="energylab bench layers", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="energylab bench layers", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=20, help="timed calls of each (default %(default)s)")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="thread counts (default 1 2)")
     options = parser.parse_args(arguments)

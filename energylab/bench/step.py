@@ -22,7 +22,7 @@ NUM_POINTS = 24
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser(prog="energylab bench step", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="energylab bench step", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=40, help="timed calls of each (default %(default)s)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)

@@ -152,7 +152,7 @@ class _SiLUPotential(torch.autograd.Function):
         return torch.cat([_silu_potential(part) for part in wide.flatten().split(_CHUNK)]).view(a.shape).to(a.dtype)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:
+    def backward(ctx, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         (a,) = ctx.saved_tensors
         return grad * F.silu(a)
 

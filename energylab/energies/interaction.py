@@ -39,6 +39,10 @@ class InteractionTerm(abc.ABC):
     def read_out(self, weight_BHNJ: Tensor) -> Tensor:
         """``Σ_k Σ_j w_ij^k A_k u_j``, (B, N, D)."""
 
+    def absorbed(self) -> Tensor | None:
+        """``A_k u_j`` itself, broadcastable to (B, H, J, D); None where it depends on the position i as well."""
+        return None
+
     @abc.abstractmethod
     def at(self, position: int) -> "InteractionTerm":
         """The term for points that all stand at ``position`` and see the history up to it."""
@@ -60,6 +64,9 @@ class LowRankTerm(InteractionTerm):
 
     def read_out(self, weight_BHNJ: Tensor) -> Tensor:
         return self.read_out_heads(weight_BHNJ @ self.k_BHJK)
+
+    def absorbed(self) -> Tensor | None:
+        return None if self.rotary else self.k_BHJK @ self.query_HKD
 
     def queries(self, z_BND: Tensor) -> Tensor:
         """``R_i W_Qk z_i``, (B, H, N, K)."""
@@ -91,6 +98,9 @@ class SharedDiagonalTerm(InteractionTerm):
     def read_out(self, weight_BHNJ: Tensor) -> Tensor:
         return (weight_BHNJ.sum(1) @ self.u_BJD) * self.diagonal_D
 
+    def absorbed(self) -> Tensor:
+        return (self.u_BJD * self.diagonal_D).unsqueeze(1)
+
     def at(self, position: int) -> "SharedDiagonalTerm":
         return SharedDiagonalTerm(self.u_BJD[:, : position + 1], self.diagonal_D)
 
@@ -107,6 +117,9 @@ class PerHeadDiagonalTerm(InteractionTerm):
 
     def read_out(self, weight_BHNJ: Tensor) -> Tensor:
         return ((weight_BHNJ @ self.u_BJD.unsqueeze(1)) * self.diagonal_HD[:, None]).sum(1)
+
+    def absorbed(self) -> Tensor:
+        return self.u_BJD.unsqueeze(1) * self.diagonal_HD[:, None]
 
     def at(self, position: int) -> "PerHeadDiagonalTerm":
         return PerHeadDiagonalTerm(self.u_BJD[:, : position + 1], self.diagonal_HD)

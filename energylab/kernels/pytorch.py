@@ -10,6 +10,7 @@ Two forms of the same force, and a choice between them by what they cost:
 Shape suffixes: B sequences, N positions, H heads, K rank of a head, D width.
 """
 
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -19,8 +20,8 @@ from torch.nn import functional as F
 from energylab.energies import (
     ConditionalEnergy,
     InteractionEnergy,
+    InteractionTerm,
     LowRankTerm,
-    PerHeadDiagonalTerm,
     SharedDiagonalTerm,
 )
 
@@ -32,13 +33,13 @@ products are larger and it has fewer passes over memory. Measured at (N, D, H) =
 
 def fast_interaction(energy: InteractionEnergy) -> ConditionalEnergy:
     """The same energy with the fastest ``force`` that plain PyTorch has for it."""
-    low_rank, *diagonal = energy.terms
-    if not isinstance(low_rank, LowRankTerm) or energy.hidden_NJ is None:
+    low_rank, *others = energy.terms
+    if energy.hidden_NJ is None or not isinstance(low_rank, LowRankTerm):
         return energy
-    if not diagonal:
+    if not others:
         return FusedAttention(energy, low_rank)
-    if len(diagonal) == 1 and low_rank.rotary is None and _absorbing_pays(low_rank, diagonal[0]):
-        return AbsorbedInteraction(energy)
+    if low_rank.rotary is None and _absorbing_pays(low_rank, others, width=low_rank.query_HKD.shape[-1]):
+        return AbsorbedInteraction(energy, energy.hidden_NJ)
     return energy
 
 
@@ -87,17 +88,17 @@ class FusedAttention(FastInteraction):
 
 @final
 class AbsorbedInteraction(FastInteraction):
-    """Low rank plus one diagonal, without rotary positions, by ``b_j^k = A_k u_j``, formed once."""
+    """Terms that do not depend on the position i, by ``b_j^k = A_k u_j``, formed once."""
 
-    def __init__(self, reference: InteractionEnergy):
+    def __init__(self, reference: InteractionEnergy, hidden_NJ: Tensor):
         super().__init__(reference)
-        low_rank, diagonal = reference.terms
-        b_BHND = _absorb(low_rank) + _absorb(diagonal)
+        parts = [term.absorbed() for term in reference.terms]
+        b_BHND = sum(part for part in parts if part is not None)
+        assert isinstance(b_BHND, Tensor)
         self.heads = b_BHND.shape[1]
         self.b_BCD = b_BHND.flatten(1, 2)  # C = H·N: all heads' keys, one below the other
-        mask_NJ = torch.zeros_like(reference.hidden_NJ, dtype=b_BHND.dtype).masked_fill_(
-            reference.hidden_NJ, -torch.inf
-        )
+        mask_NJ = torch.zeros(hidden_NJ.shape, dtype=b_BHND.dtype, device=hidden_NJ.device)
+        mask_NJ.masked_fill_(hidden_NJ, -torch.inf)
         self.mask_NC = mask_NJ.repeat(1, self.heads)
 
     def force(self, z: Tensor) -> Tensor:
@@ -116,21 +117,12 @@ class AbsorbedInteraction(FastInteraction):
         return p_BNHJ.flatten(2) @ self.b_BCD, logits_BNHJ, p_BNHJ
 
 
-def _absorb(term: LowRankTerm | SharedDiagonalTerm | PerHeadDiagonalTerm) -> Tensor:
-    """``A_k u_j`` of one term, broadcastable to (B, H, N, D)."""
-    if isinstance(term, LowRankTerm):
-        return term.k_BHJK @ term.query_HKD
-    if isinstance(term, SharedDiagonalTerm):
-        return (term.u_BJD * term.diagonal_D).unsqueeze(1)
-    return term.u_BJD.unsqueeze(1) * term.diagonal_HD[:, None]
-
-
-def _absorbing_pays(low_rank: LowRankTerm, diagonal: SharedDiagonalTerm | PerHeadDiagonalTerm) -> bool:
+def _absorbing_pays(low_rank: LowRankTerm, others: Sequence[InteractionTerm], width: int) -> bool:
     heads, length, rank = low_rank.k_BHJK.shape[1:]
-    width = diagonal.u_BJD.shape[-1]
-    # multiplications of one step at one position, over 2: projections and their transposes, low rank, diagonal
-    diagonals = 1 if isinstance(diagonal, SharedDiagonalTerm) else heads
-    explicit = heads * rank * width + heads * length * rank + diagonals * length * width
+    # multiplications of one step at one position, halved: projections and their transposes, low rank, diagonals
+    explicit = heads * rank * width + heads * length * rank
+    for term in others:
+        explicit += length * width * (1 if isinstance(term, SharedDiagonalTerm) else heads)
     return heads * length * width <= ABSORBED_BREAK_EVEN * explicit
 
 
@@ -145,7 +137,7 @@ class _OnceDifferentiable(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:
+    def backward(ctx, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return _Refuse.apply(grad)
 
 
@@ -155,5 +147,5 @@ class _Refuse(torch.autograd.Function):
         return grad.view_as(grad)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:
+    def backward(ctx, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         raise RuntimeError('second derivative: this fast path has only a first one; use backend="reference"')

@@ -46,8 +46,8 @@ class CEMMLP(EnergyLayer):
         rank: int = 8,
         step_size: float | Sequence[float] | None = None,
         update_rule: str = "gradient",
-        history: str = "fixed",
         backend: str = "auto",
+        history: str = "fixed",
     ):
         super().__init__(width, recursions, preconditioner, rank, step_size, update_rule, history, backend)
         self.hidden = check_positive("hidden", hidden)

@@ -20,9 +20,15 @@ def describe(study: Study) -> str:
     lines = [f"{study.name}: {len(study.runs)} runs of {len(runs)} models"]
     if study.note:
         lines.append(study.note)
-    lines += ["", "Parameters; weights are the matrices alone, / Llama is their ratio to the Llama model of equal sizes"]
+    lines += [
+        "",
+        "Parameters; weights are the matrices alone, / Llama is their ratio to the Llama model of equal sizes",
+    ]
     lines.append(_parameters(runs).to_string(index=False, na_rep="-"))
-    lines += ["", "One training step: operations of its matrix products, and what its forward pass keeps for the backward"]
+    lines += [
+        "",
+        "One training step: operations of its matrix products, and what its forward pass keeps for the backward",
+    ]
     lines.append(_steps(runs).to_string(index=False, na_rep="-"))
     return "\n".join(lines)
 

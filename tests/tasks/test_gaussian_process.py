@@ -373,21 +373,24 @@ def test_a_failed_factorisation_names_its_task():
         prior.sample(4, 64, seed=3, stream="test", step=7, first_task=12)
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is read from /proc")
 def test_all_floors_of_the_test_set_take_less_than_a_gibibyte():
-    """In a process of its own, which also tells what the import brings along."""
+    """In a process of its own, which also tells what the import brings along. Not by getrusage: a process inherits the
+    peak of the one that started it.
+    """
     code = """
-import resource, sys
+import sys
 from energylab.tasks import GaussianProcessPrior
 from energylab.tasks.predictors import marginal
 prior = GaussianProcessPrior.preset("mixture")
 batch = prior.sample(4096, 64)
 marginal(batch.x, batch.y, prior, grid=1)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20))
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 print(*{"ray", "triton", "matplotlib"} & set(sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     peak, heavy = done.stdout.splitlines()
-    assert float(peak) < 1
+    assert int(peak) < 2**20  # KiB
     assert heavy == ""
 
 
