@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,10 @@ class ModelConfig:
     """``gradient``, ``heavy_ball`` or ``nesterov``."""
     loops: int = 1
     """Times that each block is applied, one after the other, with the same weights: recursion around a block, not in it."""
+    step_sizes: str = "shared"
+    """``shared``, one η for all steps of a layer, or ``per_step``."""
+    temperature: float | None = None
+    """τ of the interaction; sqrt(head_dim) by default."""
     positions: str = "none"
     """``none`` or ``rotary``."""
     tokens: str = "interleaved"
@@ -77,6 +81,7 @@ class ModelConfig:
         check_choice("diagonal", self.diagonal, DIAGONALS)
         check_choice("preconditioner", self.preconditioner, KINDS)
         check_choice("activation", self.activation, tuple(ACTIVATIONS))
+        check_choice("step_sizes", self.step_sizes, ("shared", "per_step"))
         check_choice("positions", self.positions, ("none", "rotary"))
         check_choice("head", self.head, ("point", "gaussian"))
         token_layout(self.tokens)
@@ -189,18 +194,17 @@ def _attention(config: ModelConfig) -> nn.Module:
     rotary = config.positions == "rotary"
     if config.attention == "llama":
         return LlamaAttention(config.width, config.heads, config.head_dim, rotary, config.depth)
+    recursions = config.attention_recursions or config.recursions
     return CEMAttention(
         config.width,
         config.heads,
-        config.attention_recursions or config.recursions,
+        recursions,
         head_dim=config.head_dim,
         diagonal=config.diagonal,
+        temperature=config.temperature,
         rotary=rotary,
-        preconditioner=config.preconditioner,
-        rank=config.rank,
-        update_rule=config.update_rule,
         history=config.history,
-        backend=config.backend,
+        **_descent(config, recursions),
     )
 
 
@@ -209,14 +213,23 @@ def _mlp(config: ModelConfig) -> nn.Module | None:
         return None
     if config.mlp == "llama":
         return LlamaMLP(config.width, config.hidden, config.depth)
+    recursions = config.mlp_recursions or config.recursions
     return CEMMLP(
         config.width,
         config.hidden,
-        config.mlp_recursions or config.recursions,
+        recursions,
         activation=config.activation,
-        preconditioner=config.preconditioner,
-        rank=config.rank,
-        update_rule=config.update_rule,
         history=config.history,
-        backend=config.backend,
+        **_descent(config, recursions),
     )
+
+
+def _descent(config: ModelConfig, recursions: int) -> dict[str, Any]:
+    """What both layers are told alike of how they descend."""
+    return {
+        "preconditioner": config.preconditioner,
+        "rank": config.rank,
+        "step_size": [1 / recursions] * recursions if config.step_sizes == "per_step" else None,
+        "update_rule": config.update_rule,
+        "backend": config.backend,
+    }

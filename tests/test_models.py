@@ -17,6 +17,7 @@ VARIANTS = {
     "Llama attention, CEM MLP": {"attention": "llama"},
     "rotary": {"positions": "rotary"},
     "refreshed": {"history": "refreshed", "recursions": 3},
+    "a step size each, temperature": {"step_sizes": "per_step", "temperature": 2.0},
     "preconditioned": {"preconditioner": "diagonal_low_rank", "rank": 4},
     "gaussian": {"head": "gaussian"},
 }
@@ -95,6 +96,11 @@ def test_recursions_add_no_parameters():
     assert len(counts) == 1
 
 
+def test_a_step_size_each():
+    layers = InContextRegressor(ModelConfig(step_sizes="per_step", attention_recursions=3, mlp_recursions=2)).layers
+    assert [layer.step_size.tolist() for layer in layers[:2]] == [pytest.approx([1 / 3] * 3), pytest.approx([0.5] * 2)]
+
+
 def test_the_gaussian_head_gives_a_variance():
     mean, variance = InContextRegressor(ModelConfig(**SMALL, head="gaussian"))(torch.randn(3, 4, 1), torch.randn(3, 4))
     assert mean.shape == variance.shape == (3, 4)
@@ -117,6 +123,8 @@ def test_the_gaussian_head_gives_a_variance():
         ({"tokens": "words"}, "tokens: expected one of"),
         ({"head": "two"}, "head: expected one of point, gaussian, got 'two'"),
         ({"rank": 100, "preconditioner": "diagonal_low_rank"}, "rank: expected 1 to the width 64, got 100"),
+        ({"step_sizes": "two"}, "step_sizes: expected one of shared, per_step, got 'two'"),
+        ({"temperature": -1.0}, "temperature: expected a positive number, got -1.0"),
         ({"history": "old"}, "history: expected one of fixed, refreshed, got 'old'"),
         ({"positions": "rotary", "width": 12, "heads": 4}, "head_dim: expected an even number"),
     ],

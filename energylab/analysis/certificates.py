@@ -23,7 +23,8 @@ def certify(model: InContextRegressor, prior: GaussianProcessPrior, num_points: 
     ``step_size`` is the learned η (the last, where every step has its own); ``certified`` the median of
     ``certified_step_size``, infinite or 0 where it is so for all positions; ``looseness`` the median over positions of the
     largest multiple of the certified step, in powers of 2, up to which all T steps descend (infinity where even 2^24 times
-    it does; missing where nothing finite is certified); ``ever_rises`` the fraction of positions whose energy rises in any of the layer's own T steps;
+    it does; missing where nothing finite is certified);
+    ``ever_rises`` the fraction of positions whose energy rises in any of the T steps;
     ``eigenvalue_min`` and ``eigenvalue_max`` those of P; ``small_steps_proven`` the fraction of
     positions where, at z_0, the force is tangential enough for every small step with this P to descend.
     """

@@ -132,16 +132,21 @@ def pool(table: pd.DataFrame, by: Sequence[str] = ("condition",)) -> pd.DataFram
     Rows count by their `predictions`, and an RMSE is the root of the pooled squared errors, so it does not matter how the
     tasks were divided into rows. Columns that are neither metrics nor in `by` are left out.
     """
-    metrics = [name for name in table if str(name).endswith(_METRICS)]
-    roots = [name for name in metrics if _is_root(str(name))]
-    totals = table[metrics].astype(float)
-    totals[roots] = totals[roots] ** 2
-    weighted = pd.concat([table[[*by, "predictions"]], totals.mul(table["predictions"], axis=0)], axis=1)
-    groups = weighted.groupby(list(by), sort=False, dropna=False, observed=True)
-    sums = groups.sum().where(groups.count().eq(groups.size(), axis=0))  # a sum is missing where a part of it is
-    sums[metrics] = sums[metrics].div(sums["predictions"], axis=0)
-    sums[roots] = np.sqrt(sums[roots])
-    return sums.reset_index()
+    table = table.reset_index(drop=True)  # concatenated tables repeat theirs
+    metrics = [str(name) for name in table if str(name).endswith(_METRICS)]
+    roots = [name for name in metrics if _is_root(name)]
+    squares = table[metrics].astype(float)
+    squares[roots] = squares[roots] ** 2
+    rows = []
+    for key, group in table.groupby(list(by), sort=False, dropna=False, observed=True):
+        assert isinstance(key, tuple)
+        count = group["predictions"].to_numpy()
+        # a product with NaN is NaN: a metric is missing where a part of it is
+        means = count @ squares.loc[group.index].to_numpy() / count.sum()
+        rows.append((*key, count.sum(), *means))
+    pooled = pd.DataFrame(rows, columns=[*by, "predictions", *metrics]).astype({name: table[name].dtype for name in by})
+    pooled[roots] = np.sqrt(pooled[roots])
+    return pooled
 
 
 _METRICS = ("rmse", "rmse_f", "excess_mse", "excess_mse_over_prior", "nll")

@@ -27,7 +27,7 @@ PRESETS = ("fixed", "rbf", "mixture")
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser(prog="energylab bench tasks", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="energylab bench tasks", description=str(__doc__).partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=40, help="timed calls of each (default %(default)s)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -64,7 +64,8 @@ def _gpytorch_draw():
     @torch.no_grad()
     def draw() -> torch.Tensor:
         x = 4 * torch.rand(TASKS, NUM_POINTS, 1, dtype=torch.float64) - 2
-        return gpytorch.distributions.MultivariateNormal(mean, kernel(x).add_jitter(1e-8)).sample()
+        covariance = kernel(x).add_jitter(1e-8)  # pyright: ignore[reportAttributeAccessIssue]
+        return gpytorch.distributions.MultivariateNormal(mean, covariance).sample()
 
     return draw
 

@@ -1,6 +1,7 @@
 """What all layers that descend a conditional energy share: the step size, the preconditioner, T, and the trace."""
 
 import abc
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -133,10 +134,11 @@ def check_choice(key: str, value: str, choices: tuple[str, ...]) -> str:
 def _initial_step_size(step_size: float | Sequence[float] | None, recursions: int) -> Tensor:
     """One scalar for all steps, or one value a step; 1/T by default."""
     if step_size is None:
-        return torch.tensor(1.0 / recursions)
-    sizes = torch.as_tensor(step_size, dtype=torch.get_default_dtype())
-    if sizes.shape not in ((), (recursions,)) or not sizes.isfinite().all():
+        step_size = 1.0 / recursions
+    single = isinstance(step_size, int | float)
+    sizes = [step_size] if single else list(step_size)
+    if len(sizes) != (1 if single else recursions) or not all(map(math.isfinite, sizes)):
         raise ValueError(
             f"step_size: expected one finite number, or {recursions} of them (recursions), got {step_size!r}"
         )
-    return sizes.clone()
+    return torch.tensor(step_size if single else sizes, dtype=torch.get_default_dtype())

@@ -1,6 +1,6 @@
 """What tasks look like: functions from a prior, and what is said of one of them after more and more pairs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import matplotlib
 import numpy as np
@@ -51,7 +51,8 @@ def _draw_functions(axes: Axes, draws: pd.DataFrame) -> None:
         axes.plot(rows["x"], rows["f"], color=colour, linewidth=1.1)[0]
         for rows, colour in zip(groups, colours, strict=True)
     ]
-    labels = [_label(rows.iloc[0], draws) for rows in groups]
+    differing = [key for key in ("kernel", "lengthscale", "output_scale") if len(set(draws[key])) > 1]
+    labels = [_label(rows, differing) for rows in groups]
     if any(labels):
         columns = 3 if max(map(len, labels)) <= 16 else 2  # as many as fit in a panel
         low, high = axes.get_ylim()
@@ -59,12 +60,11 @@ def _draw_functions(axes: Axes, draws: pd.DataFrame) -> None:
         axes.legend(lines, labels, loc="upper center", ncols=columns, handlelength=1.2, columnspacing=0.9)
 
 
-def _label(row: pd.Series, draws: pd.DataFrame) -> str:
-    """What is not the same for all draws."""
-    if draws["kernel"].nunique() > 1:
-        return str(row["kernel"])
+def _label(rows: pd.DataFrame, differing: Sequence[str]) -> str:
+    if "kernel" in differing:
+        return str(rows["kernel"].iloc[0])
     symbols = {"lengthscale": r"\ell", "output_scale": r"\sigma"}
-    return ", ".join(f"${symbol}={row[key]:.2f}$" for key, symbol in symbols.items() if draws[key].nunique() > 1)
+    return ", ".join(f"${symbols[key]}={rows[key].iloc[0]:.2f}$" for key in differing)
 
 
 def _draw_fan(axes: Axes, one: Fan, model: str | None, colour: str) -> None:

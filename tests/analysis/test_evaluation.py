@@ -238,7 +238,7 @@ def test_pooled_tables_of_parts_are_the_table_of_the_whole():
         error = model(batch.x.float(), batch.y.float())[0].double() - batch.y
     whole, part = evaluate(model, PRIOR, N, tasks=300), evaluate(model, PRIOR, N, tasks=37)
     assert pool(whole)["rmse"].iloc[0] == pytest.approx(error.square().mean().sqrt().item(), rel=1e-5)
-    both = pool(pd.concat([whole, part], ignore_index=True), by=["condition", "k"])
+    both = pool(pd.concat([whole, part]), by=["condition", "k"])
     expected = torch.cat([error, error[:37]]).square().mean(0).sqrt()
     np.testing.assert_allclose(both["rmse"], expected, rtol=1e-5)
     assert (both["predictions"] == 337).all()
