@@ -1,6 +1,7 @@
 """What tasks look like: functions from a prior, and what is said of one of them after more and more pairs."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import matplotlib
 import numpy as np
@@ -8,15 +9,59 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from energylab.analysis.fan import Fan
+from energylab.analysis.fan import Fan, draws, fan
+from energylab.models import InContextRegressor
 from energylab.plotting import plots
-from energylab.plotting.style import FLOOR_LINE, INK, NEUTRAL, VenueFigure, style
+from energylab.plotting.style import FLOOR_LINE, INK, NEUTRAL, VenueFigure, recursion_colour, style
+from energylab.tasks import GaussianProcessPrior
+
+DRAWS = 5
+CONTEXTS = (2, 5, 15)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A model, and how it was trained."""
+
+    model: InContextRegressor
+    variant: str
+    prior: GaussianProcessPrior
+    num_points: int
+
+
+def look(name: str, prior: GaussianProcessPrior, trained: Trained | None = None) -> VenueFigure:
+    """Functions from the prior called `name`, and what the floor, and a trained model, say of one task from it.
+
+    A model is shown with no more pairs than it was trained with. Raises ValueError unless both have one input.
+    """
+    functions = draws(prior, DRAWS)
+    if trained is None:
+        return draw_tasks(name, functions, {pairs: fan(prior, pairs) for pairs in CONTEXTS})
+    config = trained.model.config
+    if config.input_dim != prior.input_dim:
+        raise ValueError(f"input_dim: expected a model of {prior.input_dim} input, got one of {config.input_dim}")
+    most = trained.num_points - 1
+    fans = {pairs: fan(prior, pairs, trained.model) for pairs in sorted({min(pairs, most) for pairs in CONTEXTS})}
+    return draw_tasks(
+        name,
+        functions,
+        fans,
+        model=f"{trained.variant} $T={config.recursions}$" if config.has_energy else trained.variant,
+        colour=recursion_colour(config.recursions) if config.has_energy else NEUTRAL,
+        note="" if trained.prior == prior else "The model was trained on tasks from another prior.",
+    )
 
 
 def draw_tasks(
-    prior: str, draws: pd.DataFrame, fans: Mapping[int, Fan], *, model: str | None = None, colour: str = NEUTRAL
+    prior: str,
+    functions: pd.DataFrame,
+    fans: Mapping[int, Fan],
+    *,
+    model: str | None = None,
+    colour: str = NEUTRAL,
+    note: str = "",
 ) -> VenueFigure:
-    """Functions `draws` from the prior of this name, and a panel for each number of pairs in `fans`.
+    """`functions` from the prior of this name, and a panel for each number of pairs in `fans`.
 
     `model` is what to call the model whose predictions the fans hold, and `colour` its colour.
     """
@@ -27,7 +72,7 @@ def draw_tasks(
         for axes in panels.flat[count:]:
             figure.delaxes(axes)
         first, *others = panels.flat[:count]
-        _draw_functions(first, draws)
+        _draw_functions(first, functions)
         first.set_title(f"Functions from the prior “{prior}”")
         first.set_ylabel("$f(x)$")
         limits = _limits(fans.values())
@@ -38,20 +83,20 @@ def draw_tasks(
             axes.set_ylim(limits)
         for axes in (first, *others):
             axes.set_xlabel("$x$")
-            axes.set_xlim(draws["x"].min(), draws["x"].max())
+            axes.set_xlim(functions["x"].min(), functions["x"].max())
             axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
-        plots.finish(figure, _explanation(fans, model))
+        plots.finish(figure, _explanation(fans, model), note)
     return figure
 
 
-def _draw_functions(axes: Axes, draws: pd.DataFrame) -> None:
-    groups = [rows for _, rows in draws.groupby("task", sort=False)]
+def _draw_functions(axes: Axes, functions: pd.DataFrame) -> None:
+    groups = [rows for _, rows in functions.groupby("task", sort=False)]
     colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(groups)))
     lines = [
         axes.plot(rows["x"], rows["f"], color=colour, linewidth=1.1)[0]
         for rows, colour in zip(groups, colours, strict=True)
     ]
-    differing = [key for key in ("kernel", "lengthscale", "output_scale") if len(set(draws[key])) > 1]
+    differing = [key for key in ("kernel", "lengthscale", "output_scale") if len(set(functions[key])) > 1]
     labels = [_label(rows, differing) for rows in groups]
     if any(labels):
         columns = 3 if max(map(len, labels)) <= 16 else 2  # as many as fit in a panel

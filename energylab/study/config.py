@@ -22,7 +22,7 @@ EXECUTION_FIELDS = ("device", "log_every", "save_every")
 
 # Fields that came after the first stored results: part of a run's name only where they are not at their default, which
 # does what was done before there was the field. So a new field renames no stored run. Such a default stays for ever.
-LATER_FIELDS = {"model": ("loops",), "training": (), "prior": ("max_points",)}
+LATER_FIELDS = {"model": ("loops", "step_sizes", "temperature"), "training": (), "prior": ("max_points",)}
 
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,79}")
 

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 
 from energylab.analysis.fan import Fan, draws, fan
-from energylab.plotting.style import FLOOR_LINE, style
-from energylab.plotting.tasks import draw_tasks
+from energylab.models import InContextRegressor, ModelConfig
+from energylab.plotting.style import FLOOR_LINE, NEUTRAL, recursion_colour, style
+from energylab.plotting.tasks import Trained, draw_tasks, look
 from energylab.tasks import GaussianProcessPrior
 
 
@@ -94,3 +95,33 @@ def test_an_even_grid_of_panels_in_every_venue(fans, functions):
         assert len({round(axes.get_position().x0, 2) for axes in figure.axes}) == columns
     two = draw_tasks("fixed", functions, {1: fans[1], 4: fans[4]})
     assert len(two.axes) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "label", "colour"),
+    [
+        ({"recursions": 4}, "mine $T=4$", recursion_colour(4)),
+        ({"attention": "llama", "mlp": "llama"}, "mine", NEUTRAL),
+    ],
+)
+def test_a_look_at_a_trained_model(options, label, colour):
+    prior = GaussianProcessPrior.preset("fixed")
+    model = InContextRegressor(ModelConfig(width=16, hidden=16, heads=2, depth=1, head="gaussian", **options))
+    figure = look("fixed", prior, Trained(model=model, variant="mine", prior=prior, num_points=5))
+    titles = [axes.get_title(loc="left") for axes in figure.axes[1:]]
+    assert [title.partition("$")[2] for title in titles] == ["k=2$ pairs seen", "k=4$ pairs seen"]
+    (line,) = [line for line in figure.axes[1].get_lines() if line.get_label() == label]
+    assert line.get_color() == colour
+    assert len(figure.axes[1].collections) == 1
+    assert "another prior" not in text_of(figure)
+    elsewhere = Trained(model=model, variant="mine", prior=GaussianProcessPrior(), num_points=1)
+    figure = look("fixed", prior, elsewhere)
+    assert figure.axes[1].get_title(loc="left").endswith("$k=0$ pairs seen")
+    assert "trained on tasks from another prior" in text_of(figure)
+
+
+def test_a_model_of_two_inputs_is_refused():
+    prior = GaussianProcessPrior.preset("fixed")
+    model = InContextRegressor(ModelConfig(width=16, hidden=16, heads=2, depth=1, input_dim=2))
+    with pytest.raises(ValueError, match="input_dim: expected a model of 1 input, got one of 2"):
+        look("fixed", prior, Trained(model=model, variant="mine", prior=prior, num_points=5))
