@@ -92,6 +92,66 @@ class FigureOptions:
     """Folder to write to."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """Which results, and where to write."""
+
+    results: Path = Path("runs")
+    """Folder of the results."""
+    output: Annotated[
+        Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(default: STUDY.html beside the results)")
+    ] = None
+    """The file to write."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions:
+    """What to draw beside the floor, and where to write."""
+
+    run: Annotated[Path | None, tyro.conf.arg(metavar="RUN", help_behavior_hint="(default: the floor alone)")] = None
+    """Directory of a finished run, to draw what its model predicts."""
+    output: Path = Path("runs/figures/tasks")
+    """Folder to write to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions:
+    """Where to write."""
+
+    output: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(default: RUN/trace)")] = None
+    """Folder for the tables and the figures."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LandscapeOptions:
+    """Where to look, and where to write."""
+
+    layer: str = "block 0 attention"
+    """A layer, as `energylab trace` names them."""
+    position: int = 8
+    """The query of which pair, counted from 0."""
+    task: int = 0
+    """Of which test task."""
+    plane: Literal["trajectory", "hessian", "random"] = "trajectory"
+    """The plane through z_0: main directions of the path, of the curvature, or at random."""
+    size: int = 101
+    """Points of the grid along each axis."""
+    output: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(default: RUN/landscape)")] = None
+    """Folder for the tables and the figure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """How far, and where to write."""
+
+    recursions: Annotated[
+        str | None, tyro.conf.arg(metavar="RANGE", help_behavior_hint="(default: 1 to four times the trained T)")
+    ] = None
+    """The T' to try, as 1..16 or 1,2,4."""
+    output: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(default: RUN/sweep)")] = None
+    """Folder for the tables and the figure."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -339,6 +399,167 @@ Example:
     return 0 if complete else 1
 
 
+def report(words: Sequence[str]) -> int:
+    description = """Write one HTML file about a study: its settings, errors, differences, descent, figures and provenance.
+
+The file holds everything and opens without a network. Figures are those of ./figures that need one study.
+
+Example:
+  energylab report recursion"""
+    word, _, options = _parse("report", words, ReportOptions, description)
+    results = project.results_for_figures(word, options.results, latest=True)
+    if isinstance(results, str):
+        raise Problem(f"STUDY: expected one with finished runs, got {word!r}: {results}")
+    target = options.output or options.results / f"{results.name}.html"
+    project.check_writable("--output", target.parent)
+
+    from energylab.study import store
+    from energylab.study.report import report as page
+
+    drawn = {}
+    for name in project.known_figures():
+        module = project.figure_module(name)
+        if len(module.NEEDS) == 1:
+            try:
+                drawn[name] = module.draw(results)
+            except ValueError as error:
+                print(f"{name}: left out: {error}", file=sys.stderr)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    content = page(results, Path(results.source), drawn).encode()
+    store.write_bytes(target, content)
+    print(f"{target}: {len(content) / 1e6:.2f} MB, from {results.source}")
+    return 0
+
+
+def tasks(words: Sequence[str]) -> int:
+    description = """Print a prior and the error of its Bayes floor, and draw functions from it and predictions of one.
+
+PRESET is fixed, rbf, mixture or np-standard. The figure is written as PDF and PNG.
+
+Example:
+  energylab tasks rbf --output figures"""
+    preset = _argument(str, tyro.conf.Positional, metavar="PRESET", help="The prior.")
+    fields = {"preset": preset, "options": _argument(TaskOptions, name="tasks")}
+    parsed = _tyro(fields, "energylab tasks", words, description, _names(TaskOptions))
+    name, options = parsed.preset, parsed.options
+
+    from energylab.plotting import save
+    from energylab.plotting.tasks import Trained, look
+    from energylab.study import load_run
+    from energylab.tasks import GaussianProcessPrior
+    from energylab.tasks.describe import describe as description_of
+
+    with project.problems("PRESET"):
+        prior = GaussianProcessPrior.preset(name)
+    project.check_writable("--output", options.output)
+    trained = None
+    with project.problems("--run"):
+        if options.run is not None:
+            run = load_run(options.run)
+            num_points = run.config.num_points
+            trained = Trained(model=run.model, variant=run.config.variant, prior=run.prior, num_points=num_points)
+        figure = look(name, prior, trained)
+    print(description_of(prior))
+    stem = options.output / (name if options.run is None else f"{name}-{options.run.resolve().name}")
+    save(figure, stem)
+    print(f"\n{stem}.pdf and .png")
+    return 0
+
+
+def trace(words: Sequence[str]) -> int:
+    description = """Report how each layer of a finished run walks down its energy, and how close to the bottom it gets.
+
+Example:
+  energylab trace runs/recursion/CEM-T4-seed0-ccea5fbd"""
+    run, options = _parse_run("trace", words, TraceOptions, description)
+
+    def compute(folder: Path) -> list[str]:
+        from energylab import inspection
+
+        with _progress() as say:
+            return inspection.trace(run, folder, say)
+
+    return _inspect(options.output or run / "trace", compute)
+
+
+def landscape(words: Sequence[str]) -> int:
+    description = """Draw the energy around one query of a finished run, the path that the layer takes, and its cuts.
+
+Example:
+  energylab landscape runs/recursion/CEM-T4-seed0-ccea5fbd --layer 'block 1 attention' --position 12"""
+    run, options = _parse_run("landscape", words, LandscapeOptions, description)
+
+    def compute(folder: Path) -> list[str]:
+        from energylab import inspection
+
+        return inspection.landscape(
+            run, options.layer, options.position, options.plane, folder, options.size, task=options.task
+        )
+
+    return _inspect(options.output or run / "landscape", compute)
+
+
+def sweep(words: Sequence[str]) -> int:
+    description = """Take more or fewer steps at test time than in training, and stop early by the energy.
+
+Example:
+  energylab sweep runs/recursion/CEM-T4-seed0-ccea5fbd --recursions 1..16"""
+    run, options = _parse_run("sweep", words, SweepOptions, description)
+    recursions = None if options.recursions is None else _numbers("--recursions", options.recursions)
+
+    def compute(folder: Path) -> list[str]:
+        from energylab import inspection
+
+        with _progress() as say:
+            return inspection.sweep(run, recursions, folder, advance=lambda: say("one T' more"))
+
+    return _inspect(options.output or run / "sweep", compute)
+
+
+def _inspect(folder: Path, compute: Callable[[Path], list[str]]) -> int:
+    project.check_writable("--output", folder)
+    try:
+        lines = compute(folder)
+    except (ValueError, FileNotFoundError) as error:
+        raise Problem(str(error)) from None
+    print("\n".join(lines))
+    return 0
+
+
+def _parse_run(command: str, words: Sequence[str], options: type, description: str) -> tuple[Path, Any]:
+    """RUN, the directory of a run, and the options of the command."""
+    run = _argument(str, tyro.conf.Positional, metavar="RUN", help="The directory of a finished run.")
+    fields = {"run": run, "options": _argument(options, name=command)}
+    parsed = _tyro(fields, f"energylab {command}", words, description, _names(options))
+    return Path(parsed.run), parsed.options
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    """``1..4`` or ``1,2,8`` as numbers."""
+    try:
+        first, dots, last = text.partition("..")
+        numbers = list(range(int(first), int(last) + 1)) if dots else [int(word) for word in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1 or max(numbers) > MOST_RECURSIONS:
+        raise Problem(f"{option}: expected numbers from 1 to {MOST_RECURSIONS}, as 1..16 or 1,2,4, got {text!r}")
+    return numbers
+
+
+MOST_RECURSIONS = 1024
+"""The most steps of `sweep`: beyond, a typing error is likelier than a question."""
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """A line in a terminal that says what is being done; nothing elsewhere."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status("loading") if console.is_terminal else contextlib.nullcontext() as status:
+        yield (lambda text: None) if status is None else lambda text: status.update(text)
+
+
 def doctor(words: Sequence[str]) -> int:
     description = """Say what is installed, which device and which backend runs will use, and why.
 
@@ -400,7 +621,12 @@ COMMANDS = {
     "describe": Command("what the models of a study cost", describe),
     "status": Command("where the runs of a study are", status),
     "figures": Command("draw figures from stored results", figures),
+    "trace": Command("how each layer of a run walks down its energy", trace),
+    "landscape": Command("draw the energy around one query of a run", landscape),
+    "sweep": Command("take more or fewer steps at test time", sweep),
+    "report": Command("write one HTML file about a study", report),
     "export": Command("copy a study's results for git", export),
+    "tasks": Command("print and draw a prior and its floor", tasks),
     "bench": Command("time layers, tasks and training steps", bench),
     "doctor": Command("what is installed, and what will run", doctor),
 }

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from energylab.models import ModelConfig
-from energylab.tasks import GaussianProcessPrior
+from energylab.tasks import CONDITIONS, GaussianProcessPrior
 from energylab.training import TrainingConfig
 
 # Fields of TrainingConfig that say where and how a run executes: they change no result.
@@ -22,7 +22,12 @@ EXECUTION_FIELDS = ("device", "log_every", "save_every")
 
 # Fields that came after the first stored results: part of a run's name only where they are not at their default, which
 # does what was done before there was the field. So a new field renames no stored run. Such a default stays for ever.
-LATER_FIELDS = {"model": ("loops", "step_sizes", "temperature"), "training": (), "prior": ("max_points",)}
+LATER_FIELDS = {
+    "": ("conditions",),  # of the run itself
+    "model": ("loops", "step_sizes", "temperature"),
+    "training": (),
+    "prior": ("max_points",),
+}
 
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,79}")
 
@@ -51,6 +56,8 @@ class RunConfig:
     """Pairs (x, y) in a task."""
     model: ModelConfig
     training: TrainingConfig
+    conditions: tuple[str, ...] = ("in-prior",)
+    """What the trained model is tested on: names of `energylab.tasks.CONDITIONS`, `in-prior` among them."""
 
     if TYPE_CHECKING:  # what may be given, beside what is kept
 
@@ -63,6 +70,7 @@ class RunConfig:
             num_points: int,
             model: ModelConfig,
             training: TrainingConfig,
+            conditions: Sequence[str] = ("in-prior",),
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -72,11 +80,16 @@ class RunConfig:
             raise ValueError(f"seed: expected an integer of at least 0, got {self.seed!r}")
         if isinstance(self.prior, str):
             object.__setattr__(self, "prior", GaussianProcessPrior.preset(self.prior))
-        if type(self.num_points) is not int or self.num_points < 1:
-            raise ValueError(f"num_points: expected an integer of at least 1, got {self.num_points!r}")
         for key, kind in (("prior", GaussianProcessPrior), ("model", ModelConfig), ("training", TrainingConfig)):
             if not isinstance(getattr(self, key), kind):
                 raise ValueError(f"{key}: expected a {kind.__name__}, got {getattr(self, key)!r}")
+        object.__setattr__(self, "num_points", self.prior.check_num_points(self.num_points))
+        names = self.conditions if isinstance(self.conditions, list | tuple) else ()
+        if "in-prior" not in names or not all(name in CONDITIONS for name in names):
+            allowed = f"in-prior, and any of {', '.join(name for name in CONDITIONS if name != 'in-prior')}"
+            raise ValueError(f"conditions: expected {allowed}, got {self.conditions!r}")
+        # one order, so that equal sets make equal runs
+        object.__setattr__(self, "conditions", tuple(name for name in CONDITIONS if name in names))
         if self.model.input_dim != self.prior.input_dim:
             expected = f"{self.prior.input_dim}, the input_dim of the prior"
             raise ValueError(f"model.input_dim: expected {expected}, got {self.model.input_dim}")
@@ -91,9 +104,10 @@ class RunConfig:
         """The run's directory: readable, and ending in 8 hexadecimal digits of the SHA-256 of its settings."""
         data = self.settings()
         for part, later in LATER_FIELDS.items():
-            for field in dataclasses.fields(getattr(self, part)):
-                if field.name in later and getattr(getattr(self, part), field.name) == field.default:
-                    del data[part][field.name]
+            owner, section = (getattr(self, part), data[part]) if part else (self, data)
+            for field in dataclasses.fields(owner):
+                if field.name in later and getattr(owner, field.name) == field.default:
+                    del section[field.name]
         settings = json.dumps(_canonical(data), sort_keys=True, separators=(",", ":"), allow_nan=False)
         digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
         words = re.sub(r"[^A-Za-z0-9_.+]+", "-", self.variant).strip("-.") or "run"

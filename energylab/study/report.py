@@ -26,7 +26,9 @@ def report(results: StudyResults, folder: Path, figures: Mapping[str, "Figure"])
     """
     if results.errors.empty:
         raise ValueError(f"STUDY: expected finished runs in {folder}, got none")
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     errors = _by_run(results.errors)
     return template.render(

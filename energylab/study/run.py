@@ -206,7 +206,8 @@ class _Run:
 
     def _write_results(self, trainer: Trainer) -> pd.DataFrame:
         config, directory, model = self.config, self.directory, trainer.model.eval()
-        evaluation = evaluate(model, config.prior, config.num_points)
+        tests = [evaluate(model, config.prior, config.num_points, condition) for condition in config.conditions]
+        evaluation = pd.concat(tests, ignore_index=True)
         traces = record(model, config.prior, config.num_points)
         tables = {
             store.METRICS: pd.DataFrame(trainer.rows),

@@ -95,7 +95,10 @@ class Condition:
 def _held_out(prior: GaussianProcessPrior) -> dict:
     # Periodic first, as the least like the others; a prior that draws all of them is tested on a product of two.
     candidates = (*reversed(KERNELS), "rbf*periodic")
-    return {"kernels": (next(name for name in candidates if name not in prior.kernels),)}
+    absent = [name for name in candidates if name not in prior.kernels]
+    if not absent:
+        raise ValueError(f"kernels: expected one of {', '.join(candidates)} to be left out, got {prior.kernels!r}")
+    return {"kernels": (absent[0],)}
 
 
 _CHANGES: dict[str, Callable[[GaussianProcessPrior], dict]] = {

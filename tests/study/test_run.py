@@ -1,5 +1,6 @@
 """One run: what it writes, how it continues, and how it ends when something goes wrong."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import pytest
 from tiny_runs import TABLES, assert_same_results, tiny_config, train
 
 import energylab
-from energylab.study import load_run, store
+from energylab.study import load_results, load_run, store
 from energylab.study import run as run_module
+from energylab.tasks import condition
 from energylab.training import Trainer
 
 
@@ -190,6 +192,23 @@ def test_load_run_gives_back_the_trained_model(finished: Path) -> None:
     assert set(results.traces["layer"]) == {"block 0 attention", "block 0 mlp"}
     assert set(results.traces["step"]) == {0, 1, 2}
     assert list(results.training["step"]) == [5, 10, 15, 20]
+
+
+def test_every_condition_is_evaluated(finished: Path, tmp_path: Path) -> None:
+    config = dataclasses.replace(tiny_config(), conditions=("in-prior", "double-noise", "double-points"))
+    assert train(config, tmp_path).state == "finished"
+    results = load_run(tmp_path / config.name)
+    sizes = results.evaluation.groupby("condition", sort=False).size()
+    assert sizes.to_dict() == {"in-prior": 4, "double-noise": 4, "double-points": 8}
+    identities = {name: condition(name, config.prior, 4).identity for name in config.conditions}
+    assert dict(zip(results.evaluation["condition"], results.evaluation["condition_id"], strict=True)) == identities
+    # the conditions are told apart, and the training is that of the run without them
+    assert results.evaluation.groupby("condition")["floor_rmse"].mean().nunique() == 3
+    alone = load_run(finished / tiny_config().name).evaluation
+    in_prior = results.evaluation.query("condition == 'in-prior'")
+    assert in_prior["rmse"].tolist() == alone["rmse"].tolist()
+    errors = load_results(tmp_path)
+    assert list(errors["condition"].unique()) == list(config.conditions)
 
 
 def test_load_run_refuses_with_a_reason(study_folder: Path, tmp_path: Path, stop_after) -> None:

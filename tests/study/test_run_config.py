@@ -44,7 +44,7 @@ def test_a_later_field_counts_once_it_is_used() -> None:
     data = config.to_dict()
     for part, later in LATER_FIELDS.items():
         for key in later:
-            del data[part][key]
+            del (data[part] if part else data)[key]
     assert RunConfig.from_dict(data).name == config.name
 
 
@@ -104,6 +104,11 @@ def test_from_dict_refuses_what_is_no_config(change) -> None:
         ("prior", GaussianProcessPrior(input_dim=2)),
         ("model", None),
         ("training", {}),
+        ("conditions", ()),
+        ("conditions", "in-prior"),
+        ("conditions", ("double-noise",)),
+        ("conditions", ("in-prior", "colder")),
+        ("conditions", ["in-prior", ["double-noise"]]),
     ],
 )
 def test_values_out_of_range_are_named(key: str, value: object) -> None:
@@ -126,6 +131,26 @@ def test_flat_settings_have_columns_of_their_own() -> None:
     assert flat["noise_std"] == 0.1
     assert flat["input_dim"] == flat["prior_input_dim"] == 1
     assert not {"device", "log_every", "save_every"} & set(flat)
+
+
+def test_equal_sets_of_conditions_make_equal_runs() -> None:
+    config = tiny_config()
+    one, other = (
+        dataclasses.replace(config, conditions=names)
+        for names in (("in-prior", "double-noise", "half-noise"), ["half-noise", "in-prior", "double-noise"])
+    )
+    assert one == other
+    assert one.name == other.name != config.name
+    assert one.conditions == ("in-prior", "half-noise", "double-noise")
+    assert RunConfig.from_dict(json.loads(json.dumps(one.to_dict()))) == one
+    assert "conditions" not in one.flat()
+
+
+def test_a_prior_may_limit_the_number_of_points() -> None:
+    prior = GaussianProcessPrior.preset("np-standard")
+    assert dataclasses.replace(tiny_config(), prior=prior, num_points=50).num_points == 50
+    with pytest.raises(ValueError, match="num_points: expected at most 50, the max_points of the prior, got 51"):
+        dataclasses.replace(tiny_config(), prior=prior, num_points=51)
 
 
 def test_study_keeps_its_runs() -> None:

@@ -1,0 +1,133 @@
+"""Whether the layers of a trained model walk downhill, how far, how straight, and how close to the bottom."""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from energylab.analysis.bottom import POSITIONS, gaps
+from energylab.analysis.certificates import certify
+from energylab.analysis.descent import TRACE_TASKS, record, summarise
+from energylab.analysis.inside import energy_layers, layer_inputs
+from energylab.layers import norm
+from energylab.layers.descent import angle
+from energylab.models import InContextRegressor
+from energylab.tasks import GaussianProcessPrior
+
+ROUNDING = 1e-12
+"""A rise of less than this, relative to the energy, is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescentReport:
+    """Two tables about one model. Energies in the units of the temperature, angles in radians."""
+
+    steps: pd.DataFrame
+    """A row for each ``layer``, ``block``, ``part``, ``step`` (t), ``token``: the columns of
+    `energylab.analysis.descent.summarise`, and, of the step from t to t+1, ``angle_median``: between x_{t+1} − x_t and
+    −∇E(z_t). It is 0 for plain gradient steps, π for a negative step size; a preconditioner or momentum turns the step.
+    """
+    layers: pd.DataFrame
+    """A row for each layer: the columns of `energylab.analysis.certificates.certify`; for query and pair tokens the
+    fractions of positions (``never_rise_query``, ``never_rise_pair``) and of tasks, with all of their positions
+    (``never_rise_query_tasks``), whose energy never rises; and of `energylab.analysis.bottom.gaps` the medians
+    ``fall_median``, ``gap_median``, ``gap_share`` (gap over fall and gap together), ``distance_median``, and the fraction
+    that is ``stationary``, all missing under a refreshed history.
+    """
+    gaps: pd.DataFrame
+    """What `energylab.analysis.bottom.gaps` returns."""
+
+
+def describe_descent(
+    model: InContextRegressor,
+    prior: GaussianProcessPrior,
+    num_points: int,
+    tasks: int = TRACE_TASKS,
+    positions: int = POSITIONS,
+) -> DescentReport:
+    """The report, on the first ``tasks`` test tasks; bottoms at ``positions`` positions a layer.
+
+    Raises ValueError for a model without CEM layers.
+    """
+    names = energy_layers(model)
+    traces = record(model, prior, num_points, tasks)
+    keys = ["layer", "step", "token"]
+    steps = summarise(traces).merge(_angles(model, prior, num_points, tasks), on=keys, how="left", validate="1:1")
+    bottoms = gaps(model, prior, num_points, positions)
+    layers = (
+        certify(model, prior, num_points)
+        .merge(_never_rises(traces), on="layer")
+        .merge(_closeness(bottoms), on="layer", how="left")
+    )
+    order = {name: place for place, name in enumerate(names)}
+    return DescentReport(
+        steps=steps.sort_values(
+            keys, key=lambda column: column.map(order) if column.name == "layer" else column
+        ).reset_index(drop=True),
+        layers=layers,
+        gaps=bottoms,
+    )
+
+
+@torch.no_grad()
+def step_angles(layer, h: Tensor) -> Tensor:
+    """The angle between x_{t+1} − x_t and −∇E(z_t | u_t), (T, B, N), in radians."""
+    states = layer.trace(h).states
+    angles = []
+    for t, (before, after) in enumerate(itertools.pairwise(states)):
+        history = h if layer.history == "fixed" else states[t]
+        angles.append(angle(after - before, layer.condition(history).force(norm(before))))
+    return torch.stack(angles)
+
+
+def _angles(model: InContextRegressor, prior: GaussianProcessPrior, num_points: int, tasks: int) -> pd.DataFrame:
+    rows = []
+    for one in layer_inputs(model, prior, num_points, tasks):
+        angles = step_angles(one.layer, one.h)
+        for token in dict.fromkeys(one.tokens):
+            here = np.array(one.tokens) == token
+            for step, of_step in enumerate(angles.numpy()):
+                rows.append(
+                    {"layer": one.name, "step": step, "token": token, "angle_median": np.median(of_step[:, here])}
+                )
+    return pd.DataFrame(rows).astype({"step": np.int16})
+
+
+def _never_rises(traces: pd.DataFrame) -> pd.DataFrame:
+    traces = traces.sort_values(["layer", "task", "token", "pair", "step"], kind="stable")
+    place = ["layer", "task", "token", "pair"]
+    rise = traces.groupby(place, sort=False)["energy"].diff()
+    falls = ~(rise > ROUNDING * traces["energy"].abs().clip(lower=1))
+    positions = falls.groupby([traces[key] for key in place]).all().rename("falls").reset_index()
+    by_task = positions.groupby(["layer", "token", "task"])["falls"].all().groupby(["layer", "token"]).mean()
+    by_position = positions.groupby(["layer", "token"])["falls"].mean()
+    wide = pd.concat(
+        [
+            by_position.unstack("token").add_prefix("never_rise_"),
+            by_task.unstack("token").add_prefix("never_rise_").add_suffix("_tasks"),
+        ],
+        axis=1,
+    )
+    return wide.reset_index()
+
+
+CLOSENESS = ("fall_median", "gap_median", "gap_share", "distance_median", "stationary")
+
+
+def _closeness(bottoms: pd.DataFrame) -> pd.DataFrame:
+    if bottoms.empty:
+        return pd.DataFrame(columns=["layer", *CLOSENESS], dtype=float).astype({"layer": str})
+    share = bottoms["gap"] / (bottoms["fall"] + bottoms["gap"])
+    groups = bottoms.assign(share=share).groupby("layer", sort=False)
+    return pd.DataFrame(
+        {
+            "fall_median": groups["fall"].median(),
+            "gap_median": groups["gap"].median(),
+            "gap_share": groups["share"].median(),
+            "distance_median": groups["distance"].median(),
+            "stationary": groups["stationary"].mean(),
+        }
+    ).reset_index()
