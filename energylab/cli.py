@@ -449,7 +449,7 @@ Example:
     from energylab.tasks import GaussianProcessPrior
     from energylab.tasks.describe import describe as description_of
 
-    with project.problems("PRESET"):
+    with project.problems():
         prior = GaussianProcessPrior.preset(name)
     project.check_writable("--output", options.output)
     trained = None

@@ -331,6 +331,11 @@ BAD = [
     ("figures no_needs", "figures/no_needs.py: NEEDS: expected a tuple of study names.*got 'tiny'"),
     ("figures two --study tiny", "--study: expected a figure of one study, got two, which compares tiny, other"),
     ("figures no_draw", "figures/no_draw.py: expected a function `draw`"),
+    ("tasks", "PRESET: expected a value, got none"),
+    ("tasks fxed", "prior: expected one of fixed, rbf, mixture, np-standard, got 'fxed'"),
+    ("tasks fixed --run runs/nope", "--run: runs/nope: no such run directory"),
+    ("tasks fixed --rnu nope", "--rnu: unknown option of `energylab tasks`.*did you mean --run"),
+    ("tasks fixed --output a_file", "--output: expected a folder to write in, got a_file"),
     ("doctor --loud", "--loud: unknown option of `energylab doctor`"),
     ("doctor now", "expected no further arguments, got now"),
 ]
@@ -453,6 +458,18 @@ def test_options_may_stand_anywhere(project: Path, monkeypatch, first: int) -> N
     ((study, folder),) = asked
     assert {run.training.steps for run in study.runs} == {4}
     assert folder == Path("there/tiny")
+
+
+def test_tasks_prints_a_prior_and_draws_a_run(project: Path, capsys) -> None:
+    assert energylab("run tiny --steps 4 --executor inprocess") == 0
+    (directory, *_) = store.run_directories(Path("runs/tiny"))
+    capsys.readouterr()
+    assert energylab(f"tasks np-standard --output drawn --run {directory}") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^floor on y +0\.611 ", out, re.M)
+    assert f"drawn/np-standard-{directory.name}.pdf and .png" in out
+    written = sorted(path.name for path in Path("drawn").iterdir())
+    assert written == [f"np-standard-{directory.name}.{kind}" for kind in ("pdf", "png")]
 
 
 def test_doctor_says_what_will_run_and_why(capsys) -> None:

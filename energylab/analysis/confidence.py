@@ -71,6 +71,7 @@ def rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
     return float((products / np.sqrt((centred[0] ** 2).sum(0) * (centred[1] ** 2).sum(0))).mean())
 
 
+@torch.no_grad()
 def _measure(
     model: InContextRegressor, prior: GaussianProcessPrior, num_points: int, name: str, tasks: int
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:

@@ -9,7 +9,8 @@ minimum its eigenvalues there are not negative, and the largest over the smalles
 gradient steps slow. A step with a symmetric positive definite P behaves like a plain one on P^½ H P^½, which maps the
 complement of P^{−½} z to itself. For an indefinite P there is no P^½, and nothing to report.
 
-Eigenvalues come from products H v alone (Lanczos, by ARPACK); H is never formed. Everything in float64.
+Eigenvalues come from products H v alone: of all basis vectors at once in a small space, by Lanczos (ARPACK) in a large one.
+Everything in float64.
 Source of the Riemannian Hessian: Absil, Mahony, Sepulchre 2008, chapter 5.
 """
 
@@ -59,15 +60,20 @@ def riemannian_hessian(energy: ConditionalEnergy, z: Tensor) -> Callable[[Tensor
     return apply
 
 
+DENSE = 128
+"""Dimensions up to which all eigenvalues at once are found sooner than a few by Lanczos."""
+LANCZOS_VECTORS = 64
+
+
 def eigenpairs(
     apply: Callable[[Tensor], Tensor], normals: Tensor, number: int, which: str
 ) -> tuple[np.ndarray, Tensor]:
-    """Eigenvalues, (number,) rising, and eigenvectors, (number, D), of a symmetric map of the complement of ``normals``.
+    """Eigenvalues, (number,), and eigenvectors, (number, D), of a symmetric map of the complement of ``normals``.
 
     Args:
         apply: the map, from (S, D) to (S, D); what it does along the normals does not matter.
-        normals: (m, D), linearly independent, D − m ≥ 2.
-        which: ``BE`` for both ends, ``LM`` for the largest magnitudes, and so on, as in ``scipy.sparse.linalg.eigsh``.
+        normals: (m, D), linearly independent.
+        which: ``LA``, the largest, or ``LM``, those of largest magnitude; they come first.
     """
     basis = torch.linalg.qr(normals.mT, mode="complete").Q[:, len(normals) :]  # (D, D − m)
     size = basis.shape[1]
@@ -76,16 +82,16 @@ def eigenpairs(
         vectors = torch.from_numpy(columns.reshape(size, -1).T.copy()) @ basis.mT
         return (apply(vectors) @ basis).mT.numpy()
 
-    operator = LinearOperator((size, size), matvec=product, matmat=product, dtype=np.float64)
-    start = np.random.default_rng(0).standard_normal(size)
-    if size > number + 1:
-        values, coordinates = eigsh(operator, number, which=which, v0=start)
-    else:  # ARPACK finds fewer than all
-        values, coordinates = np.linalg.eigh(operator @ np.eye(size))
-        kept = np.sort(np.argsort(-np.abs(values))[:number]) if which == "LM" else np.arange(size)[-number:]
-        values, coordinates = values[kept], coordinates[:, kept]
-    order = np.argsort(values)
-    return values[order], (basis @ torch.from_numpy(coordinates[:, order].copy())).mT
+    if size <= max(DENSE, number):
+        matrix = product(np.eye(size))
+        values, coordinates = np.linalg.eigh((matrix + matrix.T) / 2)
+    else:
+        operator = LinearOperator((size, size), matvec=product, matmat=product, dtype=np.float64)
+        start = np.random.default_rng(0).standard_normal(size)
+        vectors = min(size, max(LANCZOS_VECTORS, 4 * number))
+        values, coordinates = eigsh(operator, number, which=which, v0=start, ncv=vectors)
+    first = np.argsort(-(np.abs(values) if which == "LM" else values))[:number]
+    return values[first], (basis @ torch.from_numpy(coordinates[:, first].copy())).mT
 
 
 def at_one_point(energy: ConditionalEnergy, z: Tensor) -> Callable[[Tensor], Tensor]:
@@ -102,12 +108,13 @@ def spectrum(energy: ConditionalEnergy, z: Tensor, root: Tensor | None = None) -
         root: (D, D), symmetric positive definite.
     """
     hessian = at_one_point(energy, z)
-    if root is None:
-        values, _ = eigenpairs(hessian, z[None], 2, "BE")
-    else:
-        normal = torch.linalg.solve(root, z)
-        values, _ = eigenpairs(lambda v: hessian(v @ root) @ root, normal[None], 2, "BE")
-    return Spectrum(smallest=float(values[0]), largest=float(values[-1]))
+    apply, normal = hessian, z
+    if root is not None:
+        apply, normal = lambda v: hessian(v @ root) @ root, torch.linalg.solve(root, z)
+    (largest,), _ = eigenpairs(apply, normal[None], 1, "LA")
+    # Lanczos is accurate relative to what it looks for, and the smallest may be close to 0: so not that, but this
+    (spread,), _ = eigenpairs(lambda v: largest * v - apply(v), normal[None], 1, "LA")
+    return Spectrum(smallest=float(largest - spread), largest=float(largest))
 
 
 def square_root(preconditioner: Preconditioner, width: int) -> Tensor | None:

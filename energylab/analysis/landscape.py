@@ -202,8 +202,7 @@ def _axes(plane: str, energy: ConditionalEnergy, path: Tensor, seed: int) -> Ten
         draws = torch.randn(2, len(z), dtype=z.dtype, generator=torch.Generator().manual_seed(seed))
         axes = torch.linalg.qr(tangential(z, draws).mT).Q.mT
     elif plane == "hessian":
-        values, axes = eigenpairs(hessian, z[None], 2, "LM")
-        axes = axes[np.argsort(-np.abs(values)).copy()]
+        _, axes = eigenpairs(hessian, z[None], 2, "LM")
     else:
         turns = _turns(path)
         _, strength, axes = torch.linalg.svd(turns, full_matrices=False)

@@ -154,4 +154,4 @@ def _explanation(fans: Mapping[int, Fan], model: str | None) -> str:
     if model is None:
         return words
     spread = any("model_sd" in one.predictions for one in fans.values())
-    return f"{words} In colour: {'the same by' if spread else 'the point prediction of'} {model}."
+    return f"{words} {'Shaded: the same by the model.' if spread else 'The model predicts a point.'}"

@@ -28,7 +28,7 @@ def test_rank_correlation_is_spearmans_for_each_column():
     assert rank_correlation(one, -one) == pytest.approx(-1)
 
 
-def test_what_is_correlated_is_what_is_said(monkeypatch):
+def test_what_is_correlated_is_what_is_said():
     which = model()
     falls, against = confidence._measure(which, PRIOR, 4, "double-noise", 70)
     batch = confidence.condition("double-noise", PRIOR, 4).sample(70)

@@ -49,7 +49,7 @@ def test_floor_pairs_and_function_are_drawn_as_they_are(fans, functions):
         low, high = axes.get_ylim()
         assert low < (mean - 2 * sd).min() < (mean + 2 * sd).max() < high
     assert "under the kernel that made the task" in text_of(figure)
-    assert "In colour" not in text_of(figure)
+    assert "model" not in text_of(figure)
 
 
 @pytest.mark.parametrize("spread", [True, False])
@@ -61,9 +61,7 @@ def test_a_model_is_drawn_with_its_spread_where_it_has_one(fans, functions, spre
         assert set(line.get_ydata()) == {0.5}
         bands = [collection.get_paths()[0].vertices[:, 1] for collection in axes.collections]
         assert [(band.min(), band.max()) for band in bands] == ([(0.0, 1.0)] if spread else [])
-    assert (
-        "In colour: the same by CEM $T=2$." if spread else "In colour: the point prediction of CEM $T=2$."
-    ) in text_of(figure)
+    assert ("Shaded: the same by the model." if spread else "The model predicts a point.") in text_of(figure)
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_a_sweep_shows_where_the_model_was_trained(early):
     assert lines["$T'$ steps everywhere"] == [[1, 0.4], [2, 0.1], [3, 0.2], [4, 0.3]]
     assert lines["as trained"] == [[2, 0.1]]
     assert lines.get("early exit") == ([[1.5, 0.3], [3.5, 0.25]] if early else None)
-    assert [-1, -2, -3, -4] in [line.get_ydata().tolist() for line in energy.get_lines()]
+    assert [-1, -2, -3, -4] in [np.asarray(line.get_ydata()).tolist() for line in energy.get_lines()]
     assert "16 test tasks" in text_of(figure)
     assert ("Early exit" in text_of(figure)) == early
 
@@ -136,7 +136,7 @@ def test_correlations_stand_at_their_layers():
     ]
     figure = draw_confidence(pd.DataFrame(rows), model="CEM $T=2$", tasks=1024)
     for axes, sign in zip(figure.axes, (1, -1), strict=True):
-        points = {line.get_label(): line.get_xdata().tolist() for line in axes.get_lines()}
+        points = {line.get_label(): np.asarray(line.get_xdata()).tolist() for line in axes.get_lines()}
         assert points["in-prior"] == pytest.approx([sign * -0.5, sign * 0.3])
         assert points["double-noise"] == pytest.approx([sign * -0.3, sign * 0.5])
         assert [label.get_text() for label in axes.get_yticklabels()] == ["block 0 attention", "block 0 MLP"]
