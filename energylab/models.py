@@ -193,7 +193,8 @@ def count_parameters(model: nn.Module) -> int:
 def _attention(config: ModelConfig) -> nn.Module:
     rotary = config.positions == "rotary"
     if config.attention == "llama":
-        return LlamaAttention(config.width, config.heads, config.head_dim, rotary, config.depth)
+        mask = token_layout(config.tokens).mask
+        return LlamaAttention(config.width, config.heads, config.head_dim, rotary, config.depth, mask)
     recursions = config.attention_recursions or config.recursions
     return CEMAttention(
         config.width,
@@ -203,6 +204,7 @@ def _attention(config: ModelConfig) -> nn.Module:
         diagonal=config.diagonal,
         temperature=config.temperature,
         rotary=rotary,
+        mask=token_layout(config.tokens).mask,
         history=config.history,
         **_descent(config, recursions),
     )

@@ -29,7 +29,7 @@ def predictions(output) -> torch.Tensor:
 
 
 @every_variant
-@pytest.mark.parametrize("tokens", ["interleaved", "split", "shifted"])
+@pytest.mark.parametrize("tokens", ["interleaved", "split", "shifted", "independent"])
 def test_a_target_reaches_only_later_predictions(options, tokens):
     model = InContextRegressor(ModelConfig(**SMALL, **options, tokens=tokens))
     x, y = torch.randn(2, 7, 1), torch.randn(2, 7)

@@ -156,9 +156,10 @@ class InteractionEnergy(ConditionalEnergy):
         return -self._read_out(ps_BHNJ - p_BHNJ * ps_BHNJ.sum(-1, keepdim=True)) / self.temperature
 
     def at(self, position: int) -> "InteractionEnergy":
-        length = 1 if self.hidden_NJ is None else self.hidden_NJ.shape[-1]
+        length = 1 if self.hidden_NJ is None else self.hidden_NJ.shape[0]
         terms = tuple(term.at(check_position(position, length)) for term in self.terms)
-        return InteractionEnergy(terms, self.temperature, hidden_NJ=None)
+        hidden_1J = None if self.hidden_NJ is None else self.hidden_NJ[position : position + 1, : position + 1]
+        return InteractionEnergy(terms, self.temperature, hidden_1J)
 
     def _bilinear(self, z_BND: Tensor) -> Tensor:
         first, *others = (term.logits(z_BND) for term in self.terms)
@@ -176,6 +177,17 @@ class InteractionEnergy(ConditionalEnergy):
 def hidden_future(length: int, device: torch.device) -> Tensor:
     """The causal mask, (N, N): true where j > i."""
     return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
+
+
+def hidden_queries(length: int, device: torch.device) -> Tensor:
+    """For tokens query, pair, query, pair, ...: true where j > i, or where j is the query of another pair."""
+    others = ~torch.eye(length, dtype=torch.bool, device=device)
+    others[:, 1::2] = False
+    return hidden_future(length, device) | others
+
+
+MASKS = {"causal": hidden_future, "independent": hidden_queries}
+"""Which positions a position must not see; in each, none of the future."""
 
 
 def split_heads(x_BND: Tensor, weight_HKD: Tensor) -> Tensor:

@@ -31,13 +31,13 @@ products are larger and it has fewer passes over memory. Measured at (N, D, H) =
 (256, 256, 8), where the ratios are 1.2, 1.0 and 2.7."""
 
 
-def fast_interaction(energy: InteractionEnergy) -> ConditionalEnergy:
+def fast_interaction(energy: InteractionEnergy, causal: bool = True) -> ConditionalEnergy:
     """The same energy with the fastest ``force`` that plain PyTorch has for it."""
     low_rank, *others = energy.terms
     if energy.hidden_NJ is None or not isinstance(low_rank, LowRankTerm):
         return energy
     if not others:
-        return FusedAttention(energy, low_rank)
+        return FusedAttention(energy, low_rank) if causal else energy
     if low_rank.rotary is None and _absorbing_pays(low_rank, others, width=low_rank.query_HKD.shape[-1]):
         return AbsorbedInteraction(energy, energy.hidden_NJ)
     return energy

@@ -15,8 +15,8 @@ from energylab.energies import (
     PerHeadDiagonalTerm,
     RotaryPositions,
     SharedDiagonalTerm,
-    hidden_future,
 )
+from energylab.energies.interaction import MASKS
 from energylab.kernels.pytorch import fast_interaction
 from energylab.layers.base import EnergyLayer, check_choice, check_positive
 
@@ -73,6 +73,7 @@ class CEMAttention(EnergyLayer):
         update_rule: str = "gradient",
         history: str = "fixed",
         backend: str = "auto",
+        mask: str = "causal",
     ):
         super().__init__(width, recursions, preconditioner, rank, step_size, update_rule, history, backend)
         self.heads = check_positive("heads", heads)
@@ -81,6 +82,7 @@ class CEMAttention(EnergyLayer):
             raise ValueError(f"temperature: expected a positive number, got {temperature!r}")
         self.temperature = math.sqrt(self.head_dim) if temperature is None else float(temperature)
         self.rotary = rotary
+        self.mask = check_choice("mask", mask, tuple(MASKS))
         self.query_weight = nn.Parameter(torch.randn(heads, self.head_dim, width) / math.sqrt(width))
         self.key_weight = nn.Parameter(torch.randn(heads, self.head_dim, width) / math.sqrt(width))
         check_choice("diagonal", diagonal, DIAGONALS)
@@ -97,8 +99,8 @@ class CEMAttention(EnergyLayer):
         if self.diagonal is not None:
             term = SharedDiagonalTerm if self.diagonal.ndim == 1 else PerHeadDiagonalTerm
             terms.append(term(u, self.diagonal))
-        energy = InteractionEnergy(tuple(terms), self.temperature, hidden_future(length, u.device))
-        return energy if self.backend == "reference" else fast_interaction(energy)
+        energy = InteractionEnergy(tuple(terms), self.temperature, MASKS[self.mask](length, u.device))
+        return energy if self.backend == "reference" else fast_interaction(energy, self.mask == "causal")
 
     def _certified_step_size(self, h: Tensor, recursions: int) -> Tensor:
         return h.new_full(h.shape[:-1], math.inf)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from energylab.energies import RotaryPositions
-from energylab.energies.interaction import merge_heads, split_heads
+from energylab.energies.interaction import MASKS, merge_heads, split_heads
 from energylab.layers.attention import resolve_head_dim
 from energylab.layers.base import check_positive
 from energylab.layers.descent import EPSILON
@@ -22,12 +22,20 @@ from energylab.layers.descent import EPSILON
 class LlamaAttention(nn.Module):
     """``h + W_O concat_k softmax(q_k k_kᵀ / sqrt(d_h)) v_k`` on the normalised h: 4·H·d_h·D weights and the gain."""
 
-    def __init__(self, width: int, heads: int, head_dim: int | None = None, rotary: bool = False, depth: int = 1):
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        head_dim: int | None = None,
+        rotary: bool = False,
+        depth: int = 1,
+        mask: str = "causal",
+    ):
         super().__init__()
         check_positive("width", width)
         check_positive("heads", heads)
         self.head_dim = resolve_head_dim(width, heads, head_dim, rotary)
-        self.rotary = rotary
+        self.rotary, self.mask = rotary, mask
         self.norm = nn.RMSNorm(width, eps=EPSILON)
         shape = (heads, self.head_dim, width)
         self.query_weight = nn.Parameter(torch.randn(shape) / math.sqrt(width))
@@ -41,7 +49,10 @@ class LlamaAttention(nn.Module):
         if self.rotary:
             rotary = RotaryPositions(torch.arange(h.shape[1], device=h.device), self.head_dim, h.dtype)
             q, k = rotary.rotate(q), rotary.rotate(k)
-        return h + merge_heads(F.scaled_dot_product_attention(q, k, v, is_causal=True), self.output_weight)
+        causal = self.mask == "causal"
+        visible = None if causal else ~MASKS[self.mask](h.shape[1], h.device)
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=causal)
+        return h + merge_heads(o, self.output_weight)
 
 
 @final

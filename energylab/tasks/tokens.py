@@ -25,6 +25,9 @@ TokenKind = Literal["query", "pair"]
 class TokenLayout(ABC):
     """Tokens of a task. A new layout is one subclass, and one entry of `LAYOUTS`."""
 
+    mask = "causal"
+    """Which tokens a token sees: `causal`, all up to itself; `independent`, of the queries only itself."""
+
     @abstractmethod
     def width(self, input_dim: int) -> int:
         """Features of a token."""
@@ -81,6 +84,18 @@ class Split(_TwoTokens):
 
 
 @final
+class Independent(_TwoTokens):
+    """As `interleaved`, but no token sees the query of another: the pairs before y_k are a context set, the query of y_k
+    the only one.
+    """
+
+    mask = "independent"
+
+    def encode(self, x: Tensor, y: Tensor) -> Tensor:
+        return self._alternate(x, x, y)
+
+
+@final
 class Shifted(TokenLayout):
     """[x_i, y_{i−1}]: with sorted or gridded inputs, next-value prediction on a series. Every token is a query."""
 
@@ -98,7 +113,12 @@ class Shifted(TokenLayout):
         return ["query"] * num_points, list(range(num_points))
 
 
-LAYOUTS: dict[str, TokenLayout] = {"interleaved": Interleaved(), "split": Split(), "shifted": Shifted()}
+LAYOUTS: dict[str, TokenLayout] = {
+    "interleaved": Interleaved(),
+    "split": Split(),
+    "independent": Independent(),
+    "shifted": Shifted(),
+}
 
 
 def token_layout(name: str) -> TokenLayout:
