@@ -7,6 +7,7 @@ query position.
 | name | tokens of pair i | L | width |
 |---|---|---|---|
 | `interleaved` | [x_i, 0, 0], [x_i, y_i, 1] | 2N | d_x + 2 |
+| `independent` | as `interleaved`; a token sees no query but its own | 2N | d_x + 2 |
 | `split` | [x_i, 0, 0], [0, y_i, 1] | 2N | d_x + 2 |
 | `shifted` | [x_i, y_{i−1}] with y_{−1} = 0 | N | d_x + 1 |
 

@@ -68,5 +68,5 @@ def test_contract(name, num_points, input_dim):
 
 
 def test_an_unknown_layout_is_named():
-    with pytest.raises(ValueError, match="tokens: expected one of interleaved, split, shifted, got 'pfn'"):
+    with pytest.raises(ValueError, match="tokens: expected one of interleaved, split, independent, shifted, got 'pfn'"):
         token_layout("pfn")
