@@ -6,8 +6,9 @@ ValueError, in one line, for what it cannot look at, FileNotFoundError for a run
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -18,6 +19,7 @@ from energylab.analysis.inside import energy_layers
 from energylab.analysis.landscape import landscape as compute_landscape
 from energylab.analysis.recursion import SWEEP_TASKS, early_exit
 from energylab.analysis.recursion import sweep as compute_sweep
+from energylab.layers import EnergyLayer
 from energylab.plotting import save
 from energylab.plotting.descent import draw_curvature, draw_descent
 from energylab.plotting.landscape import draw_landscape
@@ -46,7 +48,7 @@ def trace(run_path: Location, output: Location, say: Say = lambda text: None) ->
     written = [*save(draw_descent(report, model=name_of(run), tasks=TRACE_TASKS), folder / "descent")]
     if not bends.empty:
         written += save(draw_curvature(bends, model=name_of(run)), folder / "curvature")
-    lines = [_layer_line(row, bends) for _, row in report.layers.iterrows()]
+    lines = [_layer_line(row, bends) for row in report.layers.to_dict("records")]
     return [*lines, _wrote(folder, written)]
 
 
@@ -103,7 +105,7 @@ def sweep(
     """
     run = load_run(run_path)
     energy_layers(run.model)
-    trained = max(layer.recursions for _, _, _, layer in run.model.path() if hasattr(layer, "recursions"))
+    trained = max(layer.recursions for _, _, _, layer in run.model.path() if isinstance(layer, EnergyLayer))
     numbers = list(range(1, 4 * trained + 1)) if recursions is None else sorted(set(recursions))
     if not numbers:
         raise ValueError("recursions: expected one number of at least 1, or more, got none")
@@ -117,12 +119,12 @@ def sweep(
     lines = [
         f"T' = {int(row['recursions']):2d}: RMSE {row['rmse']:.4f}, excess MSE {row['excess_mse']:.5f}"
         + ("  (as trained)" if row["recursions"] == trained else "")
-        for _, row in found.iterrows()
+        for row in found.to_dict("records")
     ]
     lines += [
         f"early exit at {row['tolerance']:g}: {row['steps']:.2f} steps, RMSE {row['rmse']:.4f}, "
         f"excess MSE {row['excess_mse']:.5f}"
-        for _, row in exits.iterrows()
+        for row in exits.to_dict("records")
     ]
     return [*lines, _wrote(folder, written)]
 
@@ -133,7 +135,7 @@ def name_of(run: RunResults) -> str:
     return f"{run.config.variant}{depth}"
 
 
-def _layer_line(row: pd.Series, bends: pd.DataFrame) -> str:
+def _layer_line(row: Mapping[Any, Any], bends: pd.DataFrame) -> str:
     parts = [f"never rises at {100 * row['never_rise_query']:.0f}% of queries"]
     if "never_rise_pair" in row:
         parts[0] += f", {100 * row['never_rise_pair']:.0f}% of pairs"

@@ -60,9 +60,12 @@ def riemannian_hessian(energy: ConditionalEnergy, z: Tensor) -> Callable[[Tensor
     return apply
 
 
-DENSE = 128
-"""Dimensions up to which all eigenvalues at once are found sooner than a few by Lanczos."""
+DENSE = 512
+"""Dimensions up to which all eigenvalues at once are found sooner than a few by Lanczos, and surely: where the smallest lie
+close together beside a large one, Lanczos raises `scipy.sparse.linalg.ArpackNoConvergence`."""
 LANCZOS_VECTORS = 64
+LANCZOS_TOLERANCE = 1e-9
+"""Of the residual, relative to the eigenvalue; the eigenvalue itself is more accurate than that where it stands alone."""
 
 
 def eigenpairs(
@@ -86,10 +89,12 @@ def eigenpairs(
         matrix = product(np.eye(size))
         values, coordinates = np.linalg.eigh((matrix + matrix.T) / 2)
     else:
-        operator = LinearOperator((size, size), matvec=product, matmat=product, dtype=np.float64)
+        shape = (size, size)
+        operator = LinearOperator(shape, matvec=product, matmat=product, dtype=np.float64)  # pyright: ignore[reportCallIssue]
         start = np.random.default_rng(0).standard_normal(size)
         vectors = min(size, max(LANCZOS_VECTORS, 4 * number))
-        values, coordinates = eigsh(operator, number, which=which, v0=start, ncv=vectors)
+        options = {"v0": start, "ncv": vectors, "tol": LANCZOS_TOLERANCE}
+        values, coordinates = eigsh(operator, number, which=which, **options)
     first = np.argsort(-(np.abs(values) if which == "LM" else values))[:number]
     return values[first], (basis @ torch.from_numpy(coordinates[:, first].copy())).mT
 

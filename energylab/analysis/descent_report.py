@@ -101,17 +101,14 @@ def _never_rises(traces: pd.DataFrame) -> pd.DataFrame:
     place = ["layer", "task", "token", "pair"]
     rise = traces.groupby(place, sort=False)["energy"].diff()
     falls = ~(rise > ROUNDING * traces["energy"].abs().clip(lower=1))
-    positions = falls.groupby([traces[key] for key in place]).all().rename("falls").reset_index()
-    by_task = positions.groupby(["layer", "token", "task"])["falls"].all().groupby(["layer", "token"]).mean()
-    by_position = positions.groupby(["layer", "token"])["falls"].mean()
-    wide = pd.concat(
-        [
-            by_position.unstack("token").add_prefix("never_rise_"),
-            by_task.unstack("token").add_prefix("never_rise_").add_suffix("_tasks"),
-        ],
-        axis=1,
-    )
-    return wide.reset_index()
+    traces = traces.assign(falls=falls.astype(float))
+    positions = pd.DataFrame(traces.groupby(place, as_index=False)[["falls"]].min())
+    tasks = pd.DataFrame(positions.groupby(["layer", "token", "task"], as_index=False)[["falls"]].min())
+    parts = []
+    for suffix, table in (("", positions), ("_tasks", tasks)):
+        part = table.pivot_table(index="layer", columns="token", values="falls", aggfunc="mean")
+        parts.append(part.set_axis([f"never_rise_{token}{suffix}" for token in part.columns], axis=1))
+    return pd.concat(parts, axis=1).reset_index()
 
 
 CLOSENESS = ("fall_median", "gap_median", "gap_share", "distance_median", "stationary")

@@ -23,8 +23,8 @@ from energylab.models import InContextRegressor
 from energylab.tasks import GaussianProcessPrior
 from energylab.tasks.conditions import condition
 
-SWEEP_TASKS = 512
-TOLERANCES = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.001)
+SWEEP_TASKS = 256
+TOLERANCES = (300.0, 100.0, 50.0, 30.0, 10.0, 3.0, 1.0, 0.1)
 
 
 @torch.no_grad()

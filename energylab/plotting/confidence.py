@@ -21,7 +21,7 @@ def draw_confidence(table: pd.DataFrame, *, model: str, tasks: int) -> VenueFigu
         for axes, (what, title) in zip(panels.flat, TITLES.items(), strict=True):
             _panel(axes, table.loc[table["against"] == what], layers, conditions)
             axes.set_title(title)
-        groups = int(table["n"].max())
+        groups = int(np.max(table["n"]))
         plots.finish(
             figure,
             f"{model}, queries of {tasks} test tasks a condition: Spearman’s rank correlation of $E(z_0)-E(z_T)$ among "

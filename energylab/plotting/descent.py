@@ -1,6 +1,7 @@
 """How each layer of one model descends: energy, slope and direction, step by step, and the bottom that it did not reach."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -43,6 +44,8 @@ def draw_descent(report: DescentReport, *, model: str, tasks: int) -> VenueFigur
                 plots.whole_number_axis(axes, max(last, 1), "step $t$" if row == len(layers) - 1 else "")
                 axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
             energy.set_title(layer.replace("mlp", "MLP"))
+            slope.set_title("slope left, along the sphere")
+            turn.set_title("turn in a step")
         words = [
             f"{model}, {tasks} test tasks: medians over positions (lines), interquartile range (band).",
             _bottoms_note(report.layers),
@@ -62,7 +65,7 @@ def _lines(axes: Axes, rows: pd.DataFrame, column: str, band: Sequence[str] = ()
         if band:
             low, high = (of_token[end] for end in band)
             axes.fill_between(of_token["step"], low, high, color=colour, alpha=0.15, linewidth=0, zorder=1)
-        look = {"linewidth": 0.6, "alpha": 0.8} if faint else {"marker": marker, "markersize": 3}
+        look: dict[str, Any] = {"linewidth": 0.6, "alpha": 0.8} if faint else {"marker": marker, "markersize": 3}
         label = None if faint else f"{token} tokens"
         axes.plot(of_token["step"], of_token[column], color=colour, linestyle=line, label=label, zorder=3, **look)
 
@@ -78,9 +81,10 @@ def _bottom(axes: Axes, report: DescentReport, layer: str, last: int) -> None:
 
 
 def _bottoms_note(layers: pd.DataFrame) -> str:
-    if "stationary" not in layers or layers["stationary"].isna().all():
+    known = layers["stationary"].dropna().to_numpy(float)
+    if not len(known):
         return ""
-    share = layers["stationary"].min()
+    share = known.min()
     reached = "everywhere" if share == 1 else f"at {100 * share:.0f}% of positions or more"
     return f"Bottom: where L-BFGS comes to rest from $z_T$ ({reached})."
 
@@ -102,7 +106,7 @@ def draw_curvature(table: pd.DataFrame, *, model: str) -> VenueFigure:
         for row in panels:
             row[0].set_ylabel("curvature of $E$")
         words = [
-            f"{model}: smallest and largest eigenvalue of the Riemannian Hessian at $z_t$ and at the bottom;"
+            f"{model}: smallest and largest eigenvalue of the Riemannian Hessian at $z_t$ and at the bottom $z_*$;"
             " medians over positions, bars: interquartile range.",
             _conditions(table),
         ]
@@ -111,7 +115,7 @@ def draw_curvature(table: pd.DataFrame, *, model: str) -> VenueFigure:
 
 
 def _curvature(axes: Axes, rows: pd.DataFrame) -> None:
-    last = int(rows["step"].max())
+    last = int(np.max(rows["step"]))
     places = rows["step"].where(rows["at"] == "step", last + 1)
     axes.axhline(0, color=INK, linewidth=0.5, zorder=0.5)
     axes.axvspan(last + 0.5, last + 1.5, color=BOTTOM, alpha=0.08, linewidth=0)
@@ -123,8 +127,8 @@ def _curvature(axes: Axes, rows: pd.DataFrame) -> None:
         middle, low, high = groups.median(), groups.quantile(0.25), groups.quantile(0.75)
         axes.vlines(middle.index, low, high, color=colour, linewidth=1.2, zorder=2)
         axes.plot(middle.index, middle, color=colour, marker=marker, markersize=4, linewidth=0.7, label=label, zorder=3)
-    axes.set_yscale("symlog", linthresh=1.0, linscale=0.6)
-    axes.set_xticks([*range(last + 1), last + 1], [*(f"$z_{t}$" for t in range(last + 1)), "bottom"])
+    axes.margins(y=0.1)
+    axes.set_xticks([*range(last + 1), last + 1], [*(f"$z_{t}$" for t in range(last + 1)), "$z_*$"])
     axes.set_xlim(-0.5, last + 1.5)
 
 

@@ -70,7 +70,7 @@ def _map(axes: Axes, found: Landscape) -> ContourSet:
         )
     off = rows["bottom"]["inside"].iloc[0] < NEAR
     label = f"{'bottom' if found.stationary else 'lowest point found'}{', far off this plane' if off else ''}"
-    axes.plot(*points["bottom"].T, marker="*", markersize=9, color="none" if off else "white", label=label, **look)
+    axes.plot(*points["bottom"].T, marker="*", markersize=9, color="#a8a8a8" if off else "white", label=label, **look)
     (across, up), (first, second) = path[-1] - path[-2], path[1] - path[0]
     _name(axes, path[0], (-first, -second), "$z_0$")
     _name(axes, path[-1], (up, -across), f"$z_{{{found.recursions}}}$")  # beside: more steps may go straight on
@@ -90,7 +90,8 @@ def _map(axes: Axes, found: Landscape) -> ContourSet:
 
 
 def _bar(axes: Axes, filled: ContourSet) -> None:
-    bar = axes.get_figure().colorbar(filled, ax=axes, shrink=0.92, pad=0.02)
+    figure = axes.figure
+    bar = figure.colorbar(filled, ax=axes, shrink=0.92, pad=0.02)
     bar.set_label("$E(z) - E(z_0)$")
     bar.locator = MaxNLocator(nbins=7)
     bar.update_ticks()
@@ -101,7 +102,14 @@ def _name(axes: Axes, at: np.ndarray, way: tuple[float, float], text: str) -> No
     """Beside the point, that way."""
     offset = 10 * np.asarray(way) / (math.hypot(*way) or 1.0)
     box = axes.annotate(
-        text, at, xytext=offset, textcoords="offset points", ha="center", va="center", color="white", zorder=6
+        text,
+        (at[0], at[1]),
+        xytext=(offset[0], offset[1]),
+        textcoords="offset points",
+        ha="center",
+        va="center",
+        color="white",
+        zorder=6,
     )
     box.set_path_effects([withStroke(linewidth=1.2, foreground=INK)])
 
@@ -114,7 +122,7 @@ def _cuts(axes: Axes, found: Landscape) -> None:
     colours = matplotlib.colormaps["plasma"](np.linspace(0.05, 0.75, found.recursions))
     axes.axhline(0, color=INK, linewidth=0.4, zorder=0.5)
     axes.axvline(1, color=NEUTRAL, linewidth=0.8, linestyle="--", zorder=0.6)
-    last = float(found.cuts["multiple"].max())
+    last = float(np.max(found.cuts["multiple"]))
     for (step, rows), colour, best in zip(found.cuts.groupby("step"), colours, found.best_multiples, strict=True):
         s, change = rows["multiple"].to_numpy(float), rows["energy_change"].to_numpy(float)
         axes.plot(s, change, color=colour, zorder=3)

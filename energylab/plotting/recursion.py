@@ -18,7 +18,10 @@ def draw_sweep(sweep: pd.DataFrame, exits: pd.DataFrame, trained: int, *, model:
         error, energy = panels.flat
         _errors(error, sweep, exits, trained)
         _energies(energy, sweep, trained)
-        words = f"{model}, {tasks} test tasks, one run. Weights and step size as trained with $T={trained}$; in every layer."
+        words = (
+            f"{model}, {tasks} test tasks, one run. $T'$ steps in every layer, with the weights and the step size "
+            f"trained at $T={trained}$."
+        )
         if not exits.empty:
             words += (
                 " Early exit: a position leaves a layer after the first step that lowers its energy by less than"

@@ -61,7 +61,7 @@ def test_the_path_is_the_layers_own_and_the_rest_goes_further_down():
     np.testing.assert_allclose(path["energy"], expected.numpy(), rtol=1e-9, atol=1e-9)
     # two steps span a plane: nothing of the path is outside, and z_1, z_2 are where the chart says
     np.testing.assert_allclose(path["inside"], 1, atol=1e-9)
-    there = on_sphere(norm(found.start), found.axes, torch.from_numpy(path[["alpha", "beta"]].to_numpy()))
+    there = on_sphere(norm(found.start), found.axes, torch.tensor(path[["alpha", "beta"]].to_numpy()))
     states = trace.states[:, 0, TOKEN]
     torch.testing.assert_close(there / 4, states / states.norm(dim=-1, keepdim=True), rtol=0, atol=1e-3)
     continued = found.path[found.path["kind"] == "continued"]

@@ -95,7 +95,7 @@ def test_curvature_is_drawn_with_its_condition_numbers(model):
         (largest,) = [line for line in axes.get_lines() if line.get_label() == "largest"]
         at = rows["step"].where(rows["at"] == "step", 3)
         np.testing.assert_allclose(largest.get_ydata(), rows["largest"].groupby(at).median())
-        assert [label.get_text() for label in axes.get_xticklabels()] == ["$z_0$", "$z_1$", "$z_2$", "bottom"]
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["$z_0$", "$z_1$", "$z_2$", "$z_*$"]
     bottom = table.loc[(table["at"] == "bottom") & (table["layer"] == "block 0 mlp"), "condition"].median()
     assert f"block 0 MLP {bottom:.3g}" in text_of(figure)
     indefinite = draw_curvature(table.assign(preconditioner="P indefinite, undefined"), model="CEM")
