@@ -518,8 +518,12 @@ Example:
 
 def _inspect(folder: Path, compute: Callable[[Path], list[str]]) -> int:
     project.check_writable("--output", folder)
+
+    from energylab.study.run import threads
+
     try:
-        lines = compute(folder)
+        with threads(1):  # these products are small: a second thread mostly waits, and on a busy machine it spins
+            lines = compute(folder)
     except (ValueError, FileNotFoundError) as error:
         raise Problem(str(error)) from None
     print("\n".join(lines))
