@@ -409,7 +409,8 @@ Example:
     word, _, options = _parse("report", words, ReportOptions, description)
     results = project.results_for_figures(word, options.results, latest=True)
     if isinstance(results, str):
-        raise Problem(f"STUDY: expected one with finished runs, got {word!r}: {results}")
+        print(f"{word}: no report: {results}", file=sys.stderr)
+        return 1
     target = options.output or options.results / f"{results.name}.html"
     project.check_writable("--output", target.parent)
 
@@ -417,7 +418,7 @@ Example:
     from energylab.study.report import report as page
 
     drawn = {}
-    for name in project.known_figures():
+    for name in project.known_figures() if project.FIGURES.is_dir() else ():
         module = project.figure_module(name)
         if len(module.NEEDS) == 1:
             try:
@@ -488,6 +489,9 @@ def landscape(words: Sequence[str]) -> int:
 Example:
   energylab landscape runs/recursion/CEM-T4-seed0-ccea5fbd --layer 'block 1 attention' --position 12"""
     run, options = _parse_run("landscape", words, LandscapeOptions, description)
+    if options.task < 0 or options.size < 2:
+        key, value, least = ("task", options.task, 0) if options.task < 0 else ("size", options.size, 2)
+        raise Problem(f"--{key}: expected an integer of at least {least}, got {value}")
 
     def compute(folder: Path) -> list[str]:
         from energylab import inspection
@@ -535,6 +539,8 @@ def _parse_run(command: str, words: Sequence[str], options: type, description: s
     run = _argument(str, tyro.conf.Positional, metavar="RUN", help="The directory of a finished run.")
     fields = {"run": run, "options": _argument(options, name=command)}
     parsed = _tyro(fields, f"energylab {command}", words, description, _names(options))
+    if not Path(parsed.run).is_dir():
+        raise Problem(f"RUN: expected the directory of a finished run, got {parsed.run!r}, which is none")
     return Path(parsed.run), parsed.options
 
 

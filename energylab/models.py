@@ -138,6 +138,11 @@ class InContextRegressor(nn.Module):
             nn.init.zeros_(linear.bias)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        if x.ndim != 3 or x.shape[-1] != self.config.input_dim or y.shape != x.shape[:2]:
+            raise ValueError(
+                f"x, y: expected shapes (B, N, {self.config.input_dim}) and (B, N), "
+                f"got {tuple(x.shape)} and {tuple(y.shape)}"
+            )
         h = self.embed(x, y)
         for _, _, _, layer in self.path():
             h = layer(h)

@@ -9,6 +9,7 @@ Study and figure files are Python and are executed. Whatever is wrong with them 
 
 import contextlib
 import inspect
+import math
 import os
 import re
 import sys
@@ -60,8 +61,9 @@ def study_file(word: str) -> Path:
 def study_function(path: Path, taken: Sequence[str] = ()) -> Callable[..., Any]:
     """The function `study` of a file. Its parameters are typed, and have none of the names that are `taken`."""
     function = getattr(_load(path), "study", None)
-    if not callable(function):
-        raise Problem(f"{path}: expected a function `study` that returns a Study, found none")
+    if not inspect.isfunction(function) or inspect.iscoroutinefunction(function):
+        found = "none" if function is None else f"{function!r:.60}"
+        raise Problem(f"{path}: expected a function `study` that returns a Study, found {found}")
     with errors_of(path):
         typing.get_type_hints(function)
     for name, parameter in inspect.signature(function).parameters.items():
@@ -82,6 +84,9 @@ def resolve(path: Path, function: Callable[..., Any], knobs: Mapping[str, Any]) 
     from energylab.study import Study
 
     parameters = inspect.signature(function).parameters
+    for key, value in knobs.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise Problem(f"--{key.replace('_', '-')}: expected a finite number, got {value}")
     changed = {key: value for key, value in knobs.items() if parameters[key].default != value}
     with errors_of(path, changed):
         study = function(**knobs)

@@ -132,3 +132,9 @@ def test_the_gaussian_head_gives_a_variance():
 def test_bad_configs_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         ModelConfig(**options)
+
+
+@pytest.mark.parametrize(("x", "y"), [((2, 5, 3), (2, 5)), ((2, 5), (2, 5)), ((2, 5, 1), (2, 4))])
+def test_inputs_of_other_shapes_are_named(x, y):
+    with pytest.raises(ValueError, match=r"x, y: expected shapes \(B, N, 1\) and \(B, N\), got"):
+        InContextRegressor(ModelConfig(**SMALL))(torch.randn(x), torch.randn(y))

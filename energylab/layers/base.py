@@ -58,6 +58,8 @@ class EnergyLayer(nn.Module, abc.ABC):
 
         With ``check_finite``, raises ValueError if h holds NaN or infinity.
         """
+        if h.ndim != 3 or h.shape[-1] != self.width:
+            raise ValueError(f"h: expected shape (B, N, {self.width}), got {tuple(h.shape)}")
         if check_finite and not (finite := h.isfinite().all(-1)).all():
             raise ValueError(
                 f"h: expected finite values, got NaN or infinity at {(~finite).sum()} of {finite.numel()} positions"

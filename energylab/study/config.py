@@ -76,8 +76,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.variant, str) or not 1 <= len(self.variant) <= 80 or not self.variant.isprintable():
             raise ValueError(f"variant: expected a printable name of 1 to 80 characters, got {self.variant!r}")
-        if type(self.seed) is not int or self.seed < 0:
-            raise ValueError(f"seed: expected an integer of at least 0, got {self.seed!r}")
+        if type(self.seed) is not int or not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed: expected an integer from 0 to 2^63 - 1, got {self.seed!r}")
         if isinstance(self.prior, str):
             object.__setattr__(self, "prior", GaussianProcessPrior.preset(self.prior))
         for key, kind in (("prior", GaussianProcessPrior), ("model", ModelConfig), ("training", TrainingConfig)):

@@ -442,6 +442,9 @@ _Loaded = tuple[Path, RunConfig, dict[str, Any]]
 
 def _finished_runs(folder: Path, names: Sequence[str] | None = None) -> list[_Loaded]:
     loaded = []
+    for name in read_study(folder).get("runs", []):
+        if (folder / name).is_file():
+            warnings.warn(f"left out a damaged run, {name}: is a file, where a run directory should be", stacklevel=3)
     for directory in run_directories(folder):
         if names is not None and directory.name not in names:
             continue

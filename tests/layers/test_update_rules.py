@@ -174,3 +174,9 @@ def test_input_is_checked_where_asked_for():
     h[1, 2, 0] = math.nan
     with pytest.raises(ValueError, match="h: expected finite values, got NaN or infinity at 1 of 6 positions"):
         layer(h, check_finite=True)
+
+
+@pytest.mark.parametrize("shape", [(2, 8), (1, 2, 7), (1, 2, 3, 8)])
+def test_input_of_another_shape_is_named(shape):
+    with pytest.raises(ValueError, match=r"h: expected shape \(B, N, 8\), got \("):
+        CEMMLP(8, 12)(torch.randn(shape))
