@@ -146,7 +146,7 @@ class InContextRegressor(nn.Module):
         h = self.embed(x, y)
         for _, _, _, layer in self.path():
             h = layer(h)
-        return self._predict(h, num_points=x.shape[1])
+        return self.read(h, num_points=x.shape[1])
 
     def path(self) -> Iterator[tuple[str, int, str, nn.Module]]:
         """The layers in the order in which they act: name, block, part, layer. One that loops comes once a pass."""
@@ -178,7 +178,8 @@ class InContextRegressor(nn.Module):
                 h = layer(h)
         return traces
 
-    def _predict(self, h: Tensor, num_points: int) -> Tensor | tuple[Tensor, Tensor]:
+    def read(self, h: Tensor, num_points: int) -> Tensor | tuple[Tensor, Tensor]:
+        """The predictions, from the output of the last layer, (B, tokens, D)."""
         output = self.read_out(norm(h[:, self.layout.query_positions(num_points).to(h.device)]))
         if self.config.head == "point":
             return output.squeeze(-1)

@@ -171,7 +171,7 @@ def _landscape(one: LayerInput, token: int, plane: str, size: int, task: int, se
         cuts=cuts,
         best_multiples=best,
         certified_step_size=certified,
-        step_sizes=tuple(float(size) for size in layer._step_sizes(layer.recursions)),
+        step_sizes=tuple(float(size) for size in layer.step_sizes(layer.recursions)),
         converged=converged,
         stationary=bool(bottom.stationary.item()),
     )

@@ -136,7 +136,7 @@ def _run(
                     layers.setdefault(name, Totals()).add(**said)
                 else:
                     h = layer(h)
-            output = model._predict(h, num_points)
+            output = model.read(h, num_points)
             predictions.append(output if isinstance(output, Tensor) else output[0])
         prediction = torch.cat(predictions).to("cpu", torch.float64)
         errors.add(rmse=(prediction - batch.y).square(), excess_mse=(prediction - batch.floor_mean).square())

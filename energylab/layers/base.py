@@ -107,10 +107,11 @@ class EnergyLayer(nn.Module, abc.ABC):
     def _descend(self, h: Tensor, recursions: int | None, update_rule: UpdateRule, observe: Recorder | None) -> Tensor:
         recursions = self.recursions if recursions is None else check_positive("recursions", recursions)
         energy_at = self.condition if self.history == "refreshed" else _always(self.condition(h))
-        step_sizes = self._step_sizes(recursions)
+        step_sizes = self.step_sizes(recursions)
         return descend(energy_at, h, step_sizes, self.preconditioner, update_rule, observe, self.recompute)
 
-    def _step_sizes(self, recursions: int) -> Sequence[Tensor]:
+    def step_sizes(self, recursions: int) -> Sequence[Tensor]:
+        """η of each of so many steps; beyond the trained ones the last repeats."""
         if self.step_size.ndim == 0:
             return [self.step_size] * recursions
         sizes = self.step_size.unbind()
