@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from energylab.layers import CEMMLP, CEMAttention, EnergyLayer, LlamaAttention, LlamaMLP, Trace, norm
 from energylab.layers.attention import DIAGONALS, resolve_head_dim
 from energylab.layers.base import check_choice, check_positive
+from energylab.layers.llama import TIES
 from energylab.layers.mlp import ACTIVATIONS
 from energylab.layers.preconditioner import KINDS
 from energylab.tasks import token_layout
@@ -35,6 +36,8 @@ class ModelConfig:
     """``cem`` or ``llama``."""
     mlp: str = "cem"
     """``cem``, ``llama`` or ``none``."""
+    tie: str = "none"
+    """Which weights Llama attention shares: ``none``, ``key_value`` (W_V = W_K), ``query_output`` (W_O = W_Qᵀ) or ``both``."""
     recursions: int = 2
     """T, the steps inside every CEM layer."""
     attention_recursions: int | None = None
@@ -78,6 +81,9 @@ class ModelConfig:
                 check_positive(key, getattr(self, key))
         check_choice("attention", self.attention, ("cem", "llama"))
         check_choice("mlp", self.mlp, ("cem", "llama", "none"))
+        check_choice("tie", self.tie, TIES)
+        if self.tie != "none" and self.attention != "llama":
+            raise ValueError(f"tie: expected none, since cem attention ties all it can, got {self.tie!r}")
         check_choice("diagonal", self.diagonal, DIAGONALS)
         check_choice("preconditioner", self.preconditioner, KINDS)
         check_choice("activation", self.activation, tuple(ACTIVATIONS))
@@ -200,7 +206,7 @@ def _attention(config: ModelConfig) -> nn.Module:
     rotary = config.positions == "rotary"
     if config.attention == "llama":
         mask = token_layout(config.tokens).mask
-        return LlamaAttention(config.width, config.heads, config.head_dim, rotary, config.depth, mask)
+        return LlamaAttention(config.width, config.heads, config.head_dim, rotary, config.depth, mask, config.tie)
     recursions = config.attention_recursions or config.recursions
     return CEMAttention(
         config.width,

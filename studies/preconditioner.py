@@ -2,32 +2,37 @@
 
 from energylab.models import ModelConfig
 from energylab.study import RunConfig, Study
+from energylab.study.variations import sized
 from energylab.training import TrainingConfig
 
-KINDS = ("none", "diagonal", "diagonal_low_rank", "diagonal_low_rank_positive")
+# variant: the preconditioner, and its learning rate, chosen by `energylab run preconditioner --tune`
+MODELS = {
+    "CEM": ("none", 2e-3),
+    "CEM P diagonal": ("diagonal", 2e-3),
+    "CEM P diagonal low rank": ("diagonal_low_rank", 2e-3),
+    "CEM P diagonal low rank positive": ("diagonal_low_rank_positive", 2e-3),
+}
 
 
-def study(steps: int = 10_000, seeds: int = 3, recursions: int = 2, width: int = 64) -> Study:
+def study(steps: int = 10_000, seeds: int = 3, tune: bool = False, debug: bool = False) -> Study:
     """The recursion study's model with each preconditioner.
 
     Args:
         steps: Optimiser steps of each run.
         seeds: Runs of each model, from seeds 0, 1, ...
-        recursions: T, the steps inside a layer.
-        width: D, the width of the residual stream.
+        tune: Sweep the learning rates instead.
+        debug: A miniature that ends in seconds.
     """
-    return Study(
-        "preconditioner",
-        [
-            RunConfig(
-                variant=f"P {kind.replace('_', ' ')}",
-                seed=seed,
-                prior="fixed",
-                num_points=24,
-                model=ModelConfig(width=width, recursions=recursions, preconditioner=kind),
-                training=TrainingConfig(steps=steps),
-            )
-            for seed in range(seeds)
-            for kind in KINDS
-        ],
-    )
+    runs = [
+        RunConfig(
+            variant=variant,
+            seed=seed,
+            prior="fixed",
+            num_points=24,
+            model=ModelConfig(recursions=2, preconditioner=kind),
+            training=TrainingConfig(steps=steps, learning_rate=rate, log_every=200),
+        )
+        for seed in range(seeds)
+        for variant, (kind, rate) in MODELS.items()
+    ]
+    return sized(Study("preconditioner", runs), tune, debug)

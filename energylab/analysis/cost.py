@@ -7,6 +7,7 @@ Symbols: L tokens of a task, D width, H heads, K rank of a head, M hidden units,
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -78,7 +79,8 @@ def _attention_flops(config: ModelConfig, length: int) -> int:
     projection = 2 * length * width * heads * rank  # W_Q z, W_K u, and the read-out of all heads
     scores = 2 * heads * length * length * rank  # q kᵀ, and p k
     if config.attention == "llama":
-        return 4 * projection + 2 * scores
+        projections = 3 if config.tie in ("key_value", "both") else 4
+        return projections * projection + 2 * scores
     diagonals = {"none": 0, "shared": 1, "per_head": heads}[config.diagonal]
     step = 2 * projection + 2 * scores + 4 * diagonals * length * length * width + _preconditioner_flops(config, length)
     steps = config.attention_recursions or config.recursions
@@ -145,7 +147,9 @@ def activation_bytes(config: ModelConfig, num_points: int, batch_size: int) -> i
 
 def llama_like(config: ModelConfig) -> ModelConfig:
     """The Llama model of the same width, depth, heads and hidden units."""
-    return dataclasses.replace(config, attention="llama", mlp="none" if config.mlp == "none" else "llama")
+    return dataclasses.replace(
+        config, attention="llama", mlp="none" if config.mlp == "none" else "llama", tie="none"
+    )
 
 
 def matched(config: ModelConfig, target: float, cost: Callable[[ModelConfig], float]) -> ModelConfig:
@@ -162,8 +166,9 @@ def matched(config: ModelConfig, target: float, cost: Callable[[ModelConfig], fl
         width = multiple * unit
         return dataclasses.replace(config, width=width, hidden=max(1, round(ratio * width)))
 
-    multiple = 1
+    smallest = 1 if config.preconditioner in ("none", "diagonal") else math.ceil(config.rank / unit)
+    multiple = smallest
     while cost(scaled(multiple)) < target:
         multiple += 1
-    candidates = [scaled(m) for m in (multiple - 1, multiple) if m >= 1]
+    candidates = [scaled(m) for m in (multiple - 1, multiple) if m >= smallest]
     return min(candidates, key=lambda candidate: abs(cost(candidate) - target))

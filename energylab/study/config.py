@@ -24,7 +24,7 @@ EXECUTION_FIELDS = ("device", "log_every", "save_every")
 # does what was done before there was the field. So a new field renames no stored run. Such a default stays for ever.
 LATER_FIELDS = {
     "": ("conditions",),  # of the run itself
-    "model": ("loops", "step_sizes", "temperature"),
+    "model": ("loops", "step_sizes", "temperature", "tie"),
     "training": (),
     "prior": ("max_points",),
 }
@@ -57,7 +57,8 @@ class RunConfig:
     model: ModelConfig
     training: TrainingConfig
     conditions: tuple[str, ...] = ("in-prior",)
-    """What the trained model is tested on: names of `energylab.tasks.CONDITIONS`, `in-prior` among them."""
+    """What the trained model is tested on: names of `energylab.tasks.CONDITIONS`, `in-prior` or
+    `validation` among them."""
 
     if TYPE_CHECKING:  # what may be given, beside what is kept
 
@@ -85,8 +86,9 @@ class RunConfig:
                 raise ValueError(f"{key}: expected a {kind.__name__}, got {getattr(self, key)!r}")
         object.__setattr__(self, "num_points", self.prior.check_num_points(self.num_points))
         names = self.conditions if isinstance(self.conditions, list | tuple) else ()
-        if "in-prior" not in names or not all(name in CONDITIONS for name in names):
-            allowed = f"in-prior, and any of {', '.join(name for name in CONDITIONS if name != 'in-prior')}"
+        if not {"in-prior", "validation"} & set(names) or not all(name in CONDITIONS for name in names):
+            others = [name for name in CONDITIONS if name not in ("in-prior", "validation")]
+            allowed = f"in-prior or validation, and any of {', '.join(others)}"
             raise ValueError(f"conditions: expected {allowed}, got {self.conditions!r}")
         # one order, so that equal sets make equal runs
         object.__setattr__(self, "conditions", tuple(name for name in CONDITIONS if name in names))

@@ -27,6 +27,7 @@ from energylab.models import count_parameters
 from energylab.study import store
 from energylab.study.claim import Claim, Claimed, OwnershipLost
 from energylab.study.config import RunConfig
+from energylab.study.reuse import trained_elsewhere
 from energylab.training import Diverged, Trainer
 
 State = Literal["finished", "interrupted", "diverged", "error", "lost", "claimed", "damaged"]
@@ -160,6 +161,10 @@ class _Run:
         if notice is not None:
             self.notices.append(notice)
         if state is None:
+            if (elsewhere := trained_elsewhere(self.config, self.directory)) is not None:
+                state, notice = elsewhere
+                trainer.load_state_dict(state["trainer"])
+                self.notices.append(notice)
             self._save(trainer)
             return
         trainer.load_state_dict(state["trainer"])
@@ -290,7 +295,8 @@ def threads(number: int) -> Iterator[None]:
 
 
 def _summary(evaluation: pd.DataFrame, trainer: Trainer) -> str:
-    excess = evaluation.loc[evaluation["condition"] == "in-prior", "excess_mse"].mean()
+    condition = "in-prior" if evaluation["condition"].eq("in-prior").any() else "validation"
+    excess = evaluation.loc[evaluation["condition"] == condition, "excess_mse"].mean()
     return f"excess MSE {excess:.4f} after {trainer.step} steps, {trainer.seconds:.0f} s of training"
 
 

@@ -9,9 +9,10 @@
 | `short-lengthscale`, `long-lengthscale` | length-scales in (low/2, low), in (high, 2·high) |
 | `mean-offset` | the mean of f raised by the largest output scale |
 | `double-points` | 2N points, the first N of which are those of `in-prior` |
+| `validation` | the same; other tasks than `in-prior`, for what is chosen before anything is tested |
 
-A test set is the first 4096 tasks of step 0 of the stream `test` of root seed 0, for every condition and whatever seed
-a model was trained with: all conditions share the random numbers, so that differences between them are paired too.
+A test set is the first 4096 tasks of step 0 of the stream `test` (`validation` for that condition) of root seed 0,
+whatever seed a model was trained with: all conditions share the random numbers, so that differences between them are paired too.
 """
 
 import dataclasses
@@ -46,6 +47,7 @@ class Condition:
     prior: GaussianProcessPrior
     """Where the tasks come from; their `floor` knows it."""
     num_points: int
+    stream: str = "test"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_points", self.prior.check_num_points(self.num_points))
@@ -59,7 +61,7 @@ class Condition:
             "protocol": PROTOCOL,
             "tasks": TEST_TASKS,
             "seed": TEST_SEED,
-            "stream": "test",
+            "stream": self.stream,
             "num_points": self.num_points,
             "prior": prior,
         }
@@ -83,7 +85,7 @@ class Condition:
                 f"num_tasks: expected at most {TEST_TASKS - first_task} from task {first_task} on, got {num_tasks!r}"
             )
         return self.prior.sample(
-            num_tasks, self.num_points, seed=TEST_SEED, stream="test", first_task=first_task, dtype=dtype, device=device
+            num_tasks, self.num_points, seed=TEST_SEED, stream=self.stream, first_task=first_task, dtype=dtype, device=device
         )
 
     def batches(self, num_tasks: int = TEST_TASKS) -> Iterator[TaskBatch]:
@@ -113,6 +115,7 @@ _CHANGES: dict[str, Callable[[GaussianProcessPrior], dict]] = {
     "long-lengthscale": lambda prior: {"lengthscale": (prior.lengthscale[1], prior.lengthscale[1] * 2)},
     "mean-offset": lambda prior: {"mean": prior.mean + prior.output_scale[1]},
     "double-points": lambda prior: {"max_points": prior.max_points and 2 * prior.max_points},
+    "validation": lambda prior: {},
 }
 
 CONDITIONS = tuple(_CHANGES)
@@ -128,4 +131,5 @@ def condition(name: str, prior: GaussianProcessPrior, num_points: int) -> Condit
         name=name,
         prior=dataclasses.replace(prior, **_CHANGES[name](prior)),
         num_points=2 * num_points if name == "double-points" else num_points,
+        stream="validation" if name == "validation" else "test",
     )
