@@ -37,7 +37,7 @@ class ModelConfig:
     mlp: str = "cem"
     """``cem``, ``llama`` or ``none``."""
     tie: str = "none"
-    """Which weights Llama attention shares: ``none``, ``key_value`` (W_V = W_K), ``query_output`` (W_O = W_Qᵀ) or ``both``."""
+    """What Llama attention shares: ``none``, ``key_value`` (W_V = W_K), ``query_output`` (W_O = W_Qᵀ) or ``both``."""
     recursions: int = 2
     """T, the steps inside every CEM layer."""
     attention_recursions: int | None = None

@@ -86,7 +86,7 @@ class RunConfig:
                 raise ValueError(f"{key}: expected a {kind.__name__}, got {getattr(self, key)!r}")
         object.__setattr__(self, "num_points", self.prior.check_num_points(self.num_points))
         names = self.conditions if isinstance(self.conditions, list | tuple) else ()
-        if not {"in-prior", "validation"} & set(names) or not all(name in CONDITIONS for name in names):
+        if not all(name in CONDITIONS for name in names) or not {"in-prior", "validation"} & set(names):
             others = [name for name in CONDITIONS if name not in ("in-prior", "validation")]
             allowed = f"in-prior or validation, and any of {', '.join(others)}"
             raise ValueError(f"conditions: expected {allowed}, got {self.conditions!r}")
