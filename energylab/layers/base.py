@@ -106,9 +106,20 @@ class EnergyLayer(nn.Module, abc.ABC):
 
     def _descend(self, h: Tensor, recursions: int | None, update_rule: UpdateRule, observe: Recorder | None) -> Tensor:
         recursions = self.recursions if recursions is None else check_positive("recursions", recursions)
-        energy_at = self.condition if self.history == "refreshed" else _always(self.condition(h))
+        look = self._look_anew if self.history == "refreshed" else self._look_from(h)
         step_sizes = self.step_sizes(recursions)
-        return descend(energy_at, h, step_sizes, self.preconditioner, update_rule, observe, self.recompute)
+        return descend(look, h, step_sizes, self.preconditioner, update_rule, observe, self.recompute)
+
+    def _look_from(self, h: Tensor) -> Callable[[Tensor], tuple[ConditionalEnergy, Tensor]]:
+        """One energy for all steps, given norm(h), which is z_0 as well."""
+        u = norm(h)
+        energy = self._condition(u)
+        return lambda x: (energy, u if x is h else norm(x))
+
+    def _look_anew(self, x: Tensor) -> tuple[ConditionalEnergy, Tensor]:
+        """An energy for each step, given z_t itself."""
+        u = norm(x)
+        return self._condition(u), u
 
     def step_sizes(self, recursions: int) -> Sequence[Tensor]:
         """η of each of so many steps; beyond the trained ones the last repeats."""
@@ -116,10 +127,6 @@ class EnergyLayer(nn.Module, abc.ABC):
             return [self.step_size] * recursions
         sizes = self.step_size.unbind()
         return [sizes[min(t, len(sizes) - 1)] for t in range(recursions)]
-
-
-def _always(energy: ConditionalEnergy) -> Callable[[Tensor], ConditionalEnergy]:
-    return lambda x: energy
 
 
 def check_positive(key: str, value: int) -> int:

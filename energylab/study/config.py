@@ -24,7 +24,7 @@ EXECUTION_FIELDS = ("device", "log_every", "save_every")
 # does what was done before there was the field. So a new field renames no stored run. Such a default stays for ever.
 LATER_FIELDS = {
     "": ("conditions",),  # of the run itself
-    "model": ("loops", "step_sizes", "temperature", "tie"),
+    "model": ("loops", "step_sizes", "temperature", "tie", "recompute"),
     "training": (),
     "prior": ("max_points",),
 }
