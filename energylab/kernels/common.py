@@ -81,7 +81,7 @@ def architecture(device: torch.device) -> str:
 @triton.jit
 def cast(x, DTYPE: tl.constexpr):
     """``x`` rounded to the nearest value of DTYPE, ties to even. The interpreter truncates to bfloat16: there by hand."""
-    if INTERPRET and DTYPE == tl.bfloat16:
+    if INTERPRET and DTYPE == tl.bfloat16:  # noqa: SIM300
         bits = x.to(tl.float32).to(tl.int32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
         return bits.to(tl.float32, bitcast=True).to(tl.bfloat16)
@@ -131,7 +131,7 @@ def precondition(
 ):
     """``P v``, row by row: v itself (P = 0), ``scale ⊙ v`` (1), or ``scale ⊙ v + L (Rᵀ v)`` (2), with L, R of (D, rank).
 
-    ``low_rank_factors`` makes L and R of what a layer holds. ``columns`` is the range of column indices, RANK the padded rank.
+    ``low_rank_factors`` makes L and R of what a layer holds. ``columns`` are column indices, RANK the padded rank.
     """
     if P == 0:
         return v
