@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from energylab.kernels.available import interpreted
+from energylab.kernels.available import INTERPRETED
 
-INTERPRET = tl.constexpr(interpreted())
+INTERPRET = tl.constexpr(INTERPRETED)
 """Fixed when triton is imported: a process either interprets its kernels or compiles them."""
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)

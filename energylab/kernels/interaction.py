@@ -1,6 +1,7 @@
 r"""T steps down the interaction energy in one Triton kernel, forward and backward.
 
-    z_t = norm(x_t) ,   s_ij = (q_i·k_j + z_iᵀ diag(d) u_j)/τ ,   q_i = R_i W_Q z_i ,   ℓ_i = log Σ_j exp s_ij ,   p_ij = exp(s_ij − ℓ_i)
+    z_t = norm(x_t) ,   s_ij = (q_i·k_j + z_iᵀ diag(d) u_j)/τ ,   q_i = R_i W_Q z_i
+    ℓ_i = log Σ_j exp s_ij ,   p_ij = exp(s_ij − ℓ_i)
     f_i = Σ_heads [ W_Qᵀ R_iᵀ Σ_j p_ij k_j + d ⊙ Σ_j p_ij u_j ] ,       x_{t+1} = x_t + η_t P f
 
 One program takes a block of rows of one sequence through all steps, all heads at once (heads are the batch of
@@ -30,7 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from energylab.kernels.available import interpreted
+from energylab.kernels.available import INTERPRETED
 from energylab.kernels.common import (
     LN2,
     LOG2E,
@@ -71,8 +72,8 @@ def project(
 ):
     """``W_k z_i`` for every head, (H, BM, K), of ``z`` (BM, D).
 
-    With PARTNER each row of ``W_k`` is exchanged with its partner in the rotation, c with c ± K/2. WHOLE reads the weights of
-    all heads as one operand, else a head at a time.
+    With PARTNER each row of ``W_k`` is exchanged with its partner in the rotation, c with c ± K/2. WHOLE reads the weights
+    of all heads as one operand, else a head at a time.
     """
     BM: tl.constexpr = z.shape[0]
     if WHOLE:
@@ -474,9 +475,8 @@ def forward_kernel(
         x += step * precondition(
             force, scale_ptr, left_ptr, right_ptr, columns, WIDTH, RANK, P, R, DTYPE, ACC, PRECISION
         )
-        if SAVE:
-            if t < saved:
-                store_rows(states_ptr + (time * batch + b) * N * WIDTH, x, rows, columns, N, WIDTH)
+        if SAVE and t < saved:
+            store_rows(states_ptr + (time * batch + b) * N * WIDTH, x, rows, columns, N, WIDTH)
     if FINAL:
         z = x * inverse_rms(x, WIDTH, EPSILON)[:, None]
         q = queries(z, query_ptr, columns, cos, sin, ROTARY, WIDTH, HEADS, HEAD_DIM, H, K, WHOLE, DTYPE, ACC, PRECISION)
@@ -734,23 +734,27 @@ class Configuration:
 
 
 CONFIGURATIONS: dict[tuple[str, str, int, str], Configuration] = {}
-INTERPRETED = Configuration(rows=32, keys=64, num_warps=1, num_stages=1)
+INTERPRETER_CUT = Configuration(rows=32, keys=64, num_warps=1, num_stages=1)
 """The interpreter's time is a matter of how many operations there are, not of their size."""
 
 
 def configuration(kernel: str, dtype: torch.dtype, width: int, architecture: str) -> Configuration:
-    """The table's entry for a kernel, or ValueError where the table has none."""
-    if interpreted():
-        return INTERPRETED
-    key = (kernel, str(dtype).removeprefix("torch."), padded(width, 32), architecture)
+    """The entry of the table for a kernel; KeyError where it has none."""
+    if INTERPRETED:
+        return INTERPRETER_CUT
+    return CONFIGURATIONS[kernel, str(dtype).removeprefix("torch."), padded(width, 32), architecture]
+
+
+def why_not_shape(
+    dtype: torch.dtype, device: torch.device, heads: int, head_dim: int, width: int, rank: int
+) -> str | None:
+    """Why the table has no kernel for a layer; None if it has."""
+    if INTERPRETED:
+        return None
+    key = ("forward", str(dtype).removeprefix("torch."), padded(width, 32), architecture(device))
     if key not in CONFIGURATIONS:
-        widths = sorted(
-            {width for name, kind, width, where in CONFIGURATIONS if (name, kind, where) == (*key[:2], key[3])}
-        )
-        raise ValueError(
-            f"width: the interaction kernel on {architecture} in {key[1]} has widths up to {widths[-1:]}, got {width}"
-        )
-    return CONFIGURATIONS[key]
+        return f"no configuration for width {key[2]} in {key[1]} on {key[3]}, and the width is {width}"
+    return None
 
 
 # --- launching -------------------------------------------------------------------------------------------------------
@@ -1034,7 +1038,7 @@ def rotate_back(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class _Dense:
-    """The two linear maps of the energy, ``z ↦ zᵀ A_k u_j`` and ``w ↦ Σ_k Σ_j w_ij^k A_k u_j``, in the accumulator's dtype."""
+    """The linear maps of the energy, ``z ↦ zᵀ A_k u_j`` and ``w ↦ Σ_k Σ_j w_ij^k A_k u_j``, in the accumulator's dtype."""
 
     def __init__(self, inputs: Inputs):
         self.inputs = inputs
@@ -1195,7 +1199,7 @@ def interaction_descent(
     Differentiable in x_T and the log-sum-exps, (T, B, H, N), once; the energy is ``−τ Σ_k`` of them.
     """
     inputs = Inputs(h, u, k, query_weight, diagonal, step_sizes, scale, left, right, cos, sin, temperature, mask, final)
-    if h.is_cuda or interpreted():
+    if h.is_cuda or INTERPRETED:
         return launch_forward(inputs, save, forces, fused)
     return dense_forward(inputs, save, forces)
 
@@ -1233,7 +1237,7 @@ def interaction_descent_backward(
 ) -> list[Tensor]:
     """The gradients of ``interaction_descent``, in the order of ``Gradients``, those that are None left out."""
     inputs = Inputs(h, u, k, query_weight, diagonal, step_sizes, scale, left, right, cos, sin, temperature, mask, final)
-    if h.is_cuda or interpreted():
+    if h.is_cuda or INTERPRETED:
         gradients = launch_backward(inputs, grad, lse_grad, lse, states, saved_forces, fused)
     else:
         gradients = dense_backward(inputs, grad, lse_grad, states, saved_forces)
