@@ -30,6 +30,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
 from energylab.kernels.available import INTERPRETED
 from energylab.kernels.common import (
@@ -59,40 +60,27 @@ EPSILON = tl.constexpr(1e-6)
 def project(
     z,
     weight_ptr,
-    columns,
-    PARTNER: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
     H: tl.constexpr,
     K: tl.constexpr,
     WHOLE: tl.constexpr,
     ACC: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """``W_k z_i`` for every head, (H, BM, K), of ``z`` (BM, D).
+    """``W_k z_i`` for every head, (H, BM, K), of ``z`` (BM, D), with W padded to (H, K, D).
 
-    With PARTNER each row of ``W_k`` is exchanged with its partner in the rotation, c with c ± K/2. WHOLE reads the weights
-    of all heads as one operand, else a head at a time.
+    WHOLE reads the weights of all heads as one operand, else a head at a time.
     """
     BM: tl.constexpr = z.shape[0]
+    D: tl.constexpr = z.shape[1]
+    columns = tl.arange(0, D)
     if WHOLE:
-        index = tl.arange(0, H * K)
-        head, c = index // K, index % K
-        row = (c + HEAD_DIM // 2) % HEAD_DIM if PARTNER else c
-        mask = (columns < WIDTH)[:, None] & ((head < HEADS) & (c < HEAD_DIM))[None, :]
-        weight = tl.load(weight_ptr + (head * HEAD_DIM + row)[None, :] * WIDTH + columns[:, None], mask=mask, other=0.0)
+        weight = tl.load(weight_ptr + tl.arange(0, H * K)[None, :] * D + columns[:, None])
         return tl.permute(tl.reshape(dot(z, weight, ACC, PRECISION), (BM, H, K)), (1, 0, 2))
     else:
-        c = tl.arange(0, K)
-        row = (c + HEAD_DIM // 2) % HEAD_DIM if PARTNER else c
-        mask = (columns < WIDTH)[:, None] & (c < HEAD_DIM)[None, :]
         heads = tl.arange(0, H)
         result = tl.zeros((H, BM, K), ACC)
-        for head in range(HEADS):
-            weight = tl.load(
-                weight_ptr + (head * HEAD_DIM + row)[None, :] * WIDTH + columns[:, None], mask=mask, other=0.0
-            )
+        for head in range(H):
+            weight = tl.load(weight_ptr + head * (K * D) + tl.arange(0, K)[None, :] * D + columns[:, None])
             one = dot(z, weight, ACC, PRECISION)
             result = tl.where((heads == head)[:, None, None], one[None, :, :], result)
         return result
@@ -102,11 +90,7 @@ def project(
 def merge(
     o,
     weight_ptr,
-    columns,
-    PARTNER: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    D: tl.constexpr,
     WHOLE: tl.constexpr,
     DTYPE: tl.constexpr,
     ACC: tl.constexpr,
@@ -116,24 +100,15 @@ def merge(
     H: tl.constexpr = o.shape[0]
     BM: tl.constexpr = o.shape[1]
     K: tl.constexpr = o.shape[2]
-    D: tl.constexpr = columns.shape[0]
+    columns = tl.arange(0, D)
     if WHOLE:
-        index = tl.arange(0, H * K)
-        head, c = index // K, index % K
-        row = (c + HEAD_DIM // 2) % HEAD_DIM if PARTNER else c
-        mask = ((head < HEADS) & (c < HEAD_DIM))[:, None] & (columns < WIDTH)[None, :]
-        weight = tl.load(weight_ptr + (head * HEAD_DIM + row)[:, None] * WIDTH + columns[None, :], mask=mask, other=0.0)
+        weight = tl.load(weight_ptr + tl.arange(0, H * K)[:, None] * D + columns[None, :])
         return dot(tl.reshape(tl.permute(cast(o, DTYPE), (1, 0, 2)), (BM, H * K)), weight, ACC, PRECISION)
     else:
-        c = tl.arange(0, K)
-        row = (c + HEAD_DIM // 2) % HEAD_DIM if PARTNER else c
-        mask = (c < HEAD_DIM)[:, None] & (columns < WIDTH)[None, :]
         heads = tl.arange(0, H)
         result = tl.zeros((BM, D), ACC)
-        for head in range(HEADS):
-            weight = tl.load(
-                weight_ptr + (head * HEAD_DIM + row)[:, None] * WIDTH + columns[None, :], mask=mask, other=0.0
-            )
+        for head in range(H):
+            weight = tl.load(weight_ptr + head * (K * D) + tl.arange(0, K)[:, None] * D + columns[None, :])
             one = tl.sum(tl.where((heads == head)[:, None, None], o, 0.0), 0)
             result += dot(cast(one, DTYPE), weight, ACC, PRECISION)
         return result
@@ -142,14 +117,11 @@ def merge(
 @triton.jit
 def queries(
     z,
-    weight_ptr,
-    columns,
+    query_ptr,
+    turned_ptr,
     cos,
     sin,
     ROTARY: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
     H: tl.constexpr,
     K: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -157,11 +129,15 @@ def queries(
     ACC: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """``R_i W_k z_i``, (H, BM, K), rounded to DTYPE. ``sin`` carries the sign of the quarter turn."""
+    """``R_i W_k z_i``, (H, BM, K), rounded to DTYPE.
+
+    A quarter turn exchanges the halves of ``W_k z`` and changes a sign. The turned weights have the rows exchanged, and
+    ``sin`` the sign.
+    """
     z = cast(z, DTYPE)
-    q = project(z, weight_ptr, columns, False, WIDTH, HEADS, HEAD_DIM, H, K, WHOLE, ACC, PRECISION)
+    q = project(z, query_ptr, H, K, WHOLE, ACC, PRECISION)
     if ROTARY:
-        turned = project(z, weight_ptr, columns, True, WIDTH, HEADS, HEAD_DIM, H, K, WHOLE, ACC, PRECISION)
+        turned = project(z, turned_ptr, H, K, WHOLE, ACC, PRECISION)
         q = q * cos[None, :, :] + turned * sin[None, :, :]
     return cast(q, DTYPE)
 
@@ -169,14 +145,12 @@ def queries(
 @triton.jit
 def read_out(
     o,
-    weight_ptr,
-    columns,
+    query_ptr,
+    turned_ptr,
     cos,
     sin,
     ROTARY: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    D: tl.constexpr,
     WHOLE: tl.constexpr,
     DTYPE: tl.constexpr,
     ACC: tl.constexpr,
@@ -184,12 +158,10 @@ def read_out(
 ):
     """``Σ_k W_kᵀ R_iᵀ o_ik``, (BM, D)."""
     if ROTARY:
-        straight = o * cos[None, :, :]
-        result = merge(straight, weight_ptr, columns, False, WIDTH, HEADS, HEAD_DIM, WHOLE, DTYPE, ACC, PRECISION)
-        turned = o * sin[None, :, :]
-        return result + merge(turned, weight_ptr, columns, True, WIDTH, HEADS, HEAD_DIM, WHOLE, DTYPE, ACC, PRECISION)
+        straight = merge(o * cos[None, :, :], query_ptr, D, WHOLE, DTYPE, ACC, PRECISION)
+        return straight + merge(o * sin[None, :, :], turned_ptr, D, WHOLE, DTYPE, ACC, PRECISION)
     else:
-        return merge(o, weight_ptr, columns, False, WIDTH, HEADS, HEAD_DIM, WHOLE, DTYPE, ACC, PRECISION)
+        return merge(o, query_ptr, D, WHOLE, DTYPE, ACC, PRECISION)
 
 
 @triton.jit
@@ -368,13 +340,14 @@ def forward_kernel(
     x_ptr,  # (B, N, D): x_begin
     u_ptr,  # (B, N, D), operand
     k_ptr,  # (B, N, H, K), operand
-    query_ptr,  # (H, K, D), operand
+    query_ptr,  # (H, K, D), operand, padded with 0
+    turned_ptr,  # the same with the halves of K exchanged, for rotary positions
     diagonal_ptr,  # (D,) or (H, D)
     cos_ptr,  # (N, K)
     sin_ptr,
     step_ptr,  # (T,)
-    scale_ptr,  # (D,)
-    left_ptr,  # (D, rank), operand
+    scale_ptr,  # (D,), padded with 0
+    left_ptr,  # (D, R), operand, padded with 0
     right_ptr,
     out_ptr,  # (B, N, D): x_end
     lse_ptr,  # (T or T + 1, B, H, N)
@@ -389,7 +362,6 @@ def forward_kernel(
     WIDTH: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    RANK: tl.constexpr,
     DIAGONAL: tl.constexpr,  # 0 none, 1 shared, 2 per head
     P: tl.constexpr,
     ROTARY: tl.constexpr,
@@ -426,7 +398,7 @@ def forward_kernel(
     for t in range(begin, end):
         time = tl.cast(t, tl.int64)
         z = x * inverse_rms(x, WIDTH, EPSILON)[:, None]
-        q = queries(z, query_ptr, columns, cos, sin, ROTARY, WIDTH, HEADS, HEAD_DIM, H, K, WHOLE, DTYPE, ACC, PRECISION)
+        q = queries(z, query_ptr, turned_ptr, cos, sin, ROTARY, H, K, WHOLE, DTYPE, ACC, PRECISION)
         o = tl.zeros((H, BM, K), ACC)
         if DIAGONAL == 0:
             pivot = tl.full((H, BM), float("-inf"), ACC)
@@ -444,9 +416,7 @@ def forward_kernel(
                 pivot = higher
             o = o / total[:, :, None]
             lse = pivot + tl.log2(total)
-            force = read_out(
-                o, query_ptr, columns, cos, sin, ROTARY, WIDTH, HEADS, HEAD_DIM, WHOLE, DTYPE, ACC, PRECISION
-            )
+            force = read_out(o, query_ptr, turned_ptr, cos, sin, ROTARY, D, WHOLE, DTYPE, ACC, PRECISION)
         else:
             # the heads' probabilities are added before they meet u, so each head's normaliser is needed first
             lse = log_sum_exp(
@@ -465,21 +435,17 @@ def forward_kernel(
                 force += diagonal_read_out(
                     p, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
                 )
-            force += read_out(
-                o, query_ptr, columns, cos, sin, ROTARY, WIDTH, HEADS, HEAD_DIM, WHOLE, DTYPE, ACC, PRECISION
-            )
+            force += read_out(o, query_ptr, turned_ptr, cos, sin, ROTARY, D, WHOLE, DTYPE, ACC, PRECISION)
         tl.store(lse_ptr + (time * batch + b) * HEADS * N + lse_offsets, lse * LN2, mask=lse_mask)
         if FORCES:
             store_rows(forces_ptr + (time * batch + b) * N * WIDTH, force, rows, columns, N, WIDTH)
         step = tl.load(step_ptr + t).to(ACC)
-        x += step * precondition(
-            force, scale_ptr, left_ptr, right_ptr, columns, WIDTH, RANK, P, R, DTYPE, ACC, PRECISION
-        )
+        x += step * precondition(force, scale_ptr, left_ptr, right_ptr, columns, D, R, P, R, DTYPE, ACC, PRECISION)
         if SAVE and t < saved:
             store_rows(states_ptr + (time * batch + b) * N * WIDTH, x, rows, columns, N, WIDTH)
     if FINAL:
         z = x * inverse_rms(x, WIDTH, EPSILON)[:, None]
-        q = queries(z, query_ptr, columns, cos, sin, ROTARY, WIDTH, HEADS, HEAD_DIM, H, K, WHOLE, DTYPE, ACC, PRECISION)
+        q = queries(z, query_ptr, turned_ptr, cos, sin, ROTARY, H, K, WHOLE, DTYPE, ACC, PRECISION)
         lse = log_sum_exp(
             q, z, k_ptr, u_ptr, diagonal_ptr, rows, columns, heads, N, last,
             SCALE, DIAGONAL, CAUSAL, WIDTH, HEADS, HEAD_DIM, K, BN, DTYPE, ACC, PRECISION,
@@ -496,6 +462,7 @@ def backward_rows_kernel(
     u_ptr,
     k_ptr,
     query_ptr,
+    turned_ptr,
     diagonal_ptr,
     cos_ptr,
     sin_ptr,
@@ -521,7 +488,6 @@ def backward_rows_kernel(
     WIDTH: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    RANK: tl.constexpr,
     DIAGONAL: tl.constexpr,
     P: tl.constexpr,
     ROTARY: tl.constexpr,
@@ -561,17 +527,15 @@ def backward_rows_kernel(
         x += tl.load(states_ptr + (slot - batch) * N * WIDTH + offsets, mask=inside & (t > 0), other=0.0).to(ACC)
         inverse = inverse_rms(x, WIDTH, EPSILON)
         z = x * inverse[:, None]
-        v = precondition(g, scale_ptr, left_ptr, right_ptr, columns, WIDTH, RANK, P, R, DTYPE, ACC, PRECISION)
+        v = precondition(g, scale_ptr, left_ptr, right_ptr, columns, D, R, P, R, DTYPE, ACC, PRECISION)
         step = tl.load(step_ptr + t).to(ACC)
         if P > 0:
             store_rows(pull_ptr + slot * N * WIDTH, step * g, rows, columns, N, WIDTH)
         half = tl.cast(steps, tl.int64) * batch  # from the first to the second of a pair of arrays
         store_rows(inner_ptr + slot * N * WIDTH, cast(v, DTYPE), rows, columns, N, WIDTH)
         store_rows(inner_ptr + (half + slot) * N * WIDTH, cast(z, DTYPE), rows, columns, N, WIDTH)
-        q = queries(z, query_ptr, columns, cos, sin, ROTARY, WIDTH, HEADS, HEAD_DIM, H, K, WHOLE, DTYPE, ACC, PRECISION)
-        qv = queries(
-            v, query_ptr, columns, cos, sin, ROTARY, WIDTH, HEADS, HEAD_DIM, H, K, WHOLE, DTYPE, ACC, PRECISION
-        )
+        q = queries(z, query_ptr, turned_ptr, cos, sin, ROTARY, H, K, WHOLE, DTYPE, ACC, PRECISION)
+        qv = queries(v, query_ptr, turned_ptr, cos, sin, ROTARY, H, K, WHOLE, DTYPE, ACC, PRECISION)
         stride = N * (HEADS * HEAD_DIM)
         store_heads(query_out_ptr + slot * stride, q, rows, N, HEADS, HEAD_DIM, H, K)
         store_heads(query_pull_ptr + slot * stride, qv, rows, N, HEADS, HEAD_DIM, H, K)
@@ -592,10 +556,12 @@ def backward_rows_kernel(
             o += dot(cast(p, DTYPE), k, ACC, PRECISION)
             if DIAGONAL == 0:
                 c += dot(cast(p * dp, DTYPE), k, ACC, PRECISION)
+        tl.store(delta_ptr + slot * HEADS * N + lse_offsets, delta, mask=lse_mask)
+        store_heads(outer_ptr + slot * stride, cast(o * step, DTYPE), rows, N, HEADS, HEAD_DIM, H, K)
         if DIAGONAL == 0:
             # one sweep: Σ_j ds k needs δ only as a factor of Σ_j p k
             c = ((c - delta[:, :, None] * o) * step + lse_grad[:, :, None] * o) * INVERSE
-            dz = read_out(c, query_ptr, columns, cos, sin, ROTARY, WIDTH, HEADS, HEAD_DIM, WHOLE, DTYPE, ACC, PRECISION)
+            dz = read_out(c, query_ptr, turned_ptr, cos, sin, ROTARY, D, WHOLE, DTYPE, ACC, PRECISION)
         else:
             dz = tl.zeros((BM, D), ACC)
             for start in range(0, last, BN):
@@ -611,11 +577,7 @@ def backward_rows_kernel(
                 dz += diagonal_read_out(
                     ds, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
                 )
-            dz += read_out(
-                c, query_ptr, columns, cos, sin, ROTARY, WIDTH, HEADS, HEAD_DIM, WHOLE, DTYPE, ACC, PRECISION
-            )
-        tl.store(delta_ptr + slot * HEADS * N + lse_offsets, delta, mask=lse_mask)
-        store_heads(outer_ptr + slot * stride, cast(o * step, DTYPE), rows, N, HEADS, HEAD_DIM, H, K)
+            dz += read_out(c, query_ptr, turned_ptr, cos, sin, ROTARY, D, WHOLE, DTYPE, ACC, PRECISION)
         store_heads(outer_ptr + (half + slot) * stride, cast(c, DTYPE), rows, N, HEADS, HEAD_DIM, H, K)
         g += norm_jacobian(dz, z, inverse, WIDTH)
     store_rows(out_ptr + b * N * WIDTH, cast(g, out_ptr.dtype.element_ty), rows, columns, N, WIDTH)
@@ -806,7 +768,6 @@ def _constants(inputs: Inputs, precision: str) -> dict[str, Any]:
         "WIDTH": width,
         "HEADS": heads,
         "HEAD_DIM": head_dim,
-        "RANK": rank,
         "DIAGONAL": 0 if inputs.diagonal is None else inputs.diagonal.ndim,
         "P": preconditioner_kind(inputs.scale, inputs.left),
         "ROTARY": inputs.cos is not None,
@@ -842,7 +803,8 @@ def launch_forward(
     heads = inputs.query_weight.shape[0]
     steps, points = inputs.steps, inputs.points
     cut = cut or configuration("forward", inputs.k.dtype, width, architecture(inputs.h.device))
-    left, right = _factors(inputs)
+    scale, left, right = _padded_preconditioner(inputs)
+    query, turned = _padded_weights(inputs)
     out = torch.empty_like(inputs.h)
     lse = inputs.empty(points, batch, heads, length)
     saved = points - 1 if save or not fused else 0
@@ -858,14 +820,15 @@ def launch_forward(
             inputs.h if begin == 0 else states[begin - 1],
             inputs.u,
             inputs.k,
-            inputs.query_weight,
+            query,
+            turned,
             _or(inputs.diagonal, nothing),
             _or(inputs.cos, nothing),
             _or(inputs.sin, nothing),
             inputs.step_sizes,
-            _or(inputs.scale, nothing),
-            _or(left, nothing),
-            _or(right, nothing),
+            scale,
+            left,
+            right,
             out if whole else states[end - 1],
             lse,
             states,
@@ -901,7 +864,8 @@ def launch_backward(
     heads, head_dim, _ = inputs.query_weight.shape
     points, dtype, where = inputs.points, inputs.k.dtype, architecture(inputs.h.device)
     rows_cut, keys_cut = cuts or [configuration(f"backward_{name}", dtype, width, where) for name in ("rows", "keys")]
-    left, right = _factors(inputs)
+    scale, left, right = _padded_preconditioner(inputs)
+    query, turned = _padded_weights(inputs)
     step_sizes = inputs.step_sizes
     if inputs.final:  # E(x_T) without a step from there
         step_sizes = torch.cat([step_sizes, step_sizes.new_zeros(1)])
@@ -922,14 +886,15 @@ def launch_backward(
             states,
             inputs.u,
             inputs.k,
-            inputs.query_weight,
+            query,
+            turned,
             _or(inputs.diagonal, nothing),
             _or(inputs.cos, nothing),
             _or(inputs.sin, nothing),
             step_sizes,
-            _or(inputs.scale, nothing),
-            _or(left, nothing),
-            _or(right, nothing),
+            scale,
+            left,
+            right,
             lse,
             lse_grad,
             delta,
@@ -1015,8 +980,31 @@ def _query_gradient(inputs: Inputs, outer: Tensor, inner: Tensor) -> Tensor:
     return (outer.flatten(-2).flatten(0, -2).mT @ inner.flatten(0, -2)).view_as(inputs.query_weight)
 
 
-def _factors(inputs: Inputs) -> tuple[Tensor | None, Tensor | None]:
-    return (None, None) if inputs.left is None else low_rank_factors(inputs.left, inputs.right)
+def _padded_weights(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """W_Q, zero beyond its heads, ranks and width, and the same with the halves of each head exchanged, for the rotation.
+
+    A tile of them needs no mask, and its addresses are one base and constants: kept over the steps, other addresses would
+    take the registers.
+    """
+    heads, head_dim, width = inputs.query_weight.shape
+    missing = (0, padded(width) - width, 0, padded(head_dim) - head_dim, 0, triton.next_power_of_2(heads) - heads)
+    query = functional.pad(inputs.query_weight, missing).contiguous()
+    if inputs.cos is None:
+        return query, query
+    return query, functional.pad(inputs.query_weight.roll(head_dim // 2, 1), missing).contiguous()
+
+
+def _padded_preconditioner(inputs: Inputs) -> list[Tensor]:
+    """scale, L and R of the preconditioner, zero beyond the width and the rank; another tensor for what there is not."""
+    width = padded(inputs.h.shape[2]) - inputs.h.shape[2]
+    parts = [inputs.step_sizes] * 3  # stand for pointers that are not followed
+    if inputs.scale is not None:
+        parts[0] = functional.pad(inputs.scale, (0, width))
+    if inputs.left is not None:
+        for index, factor in enumerate(low_rank_factors(inputs.left, inputs.right), start=1):
+            rank = factor.shape[1]
+            parts[index] = functional.pad(factor, (0, padded(rank) - rank, 0, width)).contiguous()
+    return parts
 
 
 def _or(tensor: Tensor | None, nothing: Tensor) -> Tensor:

@@ -19,8 +19,9 @@ def pytest_collection_modifyitems(items) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _patch_the_language_once():
-    """The interpreter patches ``triton.language`` again at each call of a device function, a third of its time. The launch has
-    done so already, except for the module that the library's own functions see, where once is enough."""
+    """The interpreter patches ``triton.language`` again at each call of a device function, a third of its time. The launch
+    has done so already, except for the module that the library's own functions see, where once is enough.
+    """
     if not INTERPRETED:
         yield
         return
