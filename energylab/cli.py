@@ -597,7 +597,7 @@ Example:
     else:
         built = "this PyTorch has no CUDA" if torch.version.cuda is None else "no CUDA device is visible"
         print(f"device: cpu, since {built}; {usable_cores()} usable cores, a worker process with one thread on each")
-    print(f"backend: torch, the fast paths in plain PyTorch; no layer has a Triton kernel yet ({_triton()})")
+    print(f"backend: {_backend(device)}")
     return 0
 
 
@@ -642,13 +642,17 @@ COMMANDS = {
 }
 
 
-def _triton() -> str:
-    """Whether Triton could run here, and why not."""
-    version = _version("triton")
-    if version is None:
-        return "triton is not installed"
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    return f"triton {version} is installed, TRITON_INTERPRET is {'set' if interpreted else 'not set'}"
+def _backend(device: Any) -> str:
+    """What backend="auto" chooses on a device, and why."""
+    import torch
+
+    from energylab.kernels.available import INTERPRETED, runs_on, why_not
+
+    h = torch.empty(0, device=device)
+    if not runs_on(h):
+        return f"torch, the fast paths in plain PyTorch; no Triton kernel runs here: {why_not(h)}"
+    fused = "triton, one kernel for all T steps; torch where a layer has another update rule, or a refreshed history"
+    return f"{fused} (interpreted, for tests: TRITON_INTERPRET is set)" if INTERPRETED else fused
 
 
 # --- parsing ---------------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ class ModelConfig:
     head: str = "point"
     """``point`` predicts y; ``gaussian`` its mean and variance."""
     backend: str = "auto"
-    """``auto``, ``reference`` or ``torch``."""
+    """``auto``, ``reference``, ``torch`` or ``triton``."""
 
     def __post_init__(self) -> None:
         for key in ("width", "depth", "heads", "hidden", "recursions", "rank", "loops", "input_dim"):

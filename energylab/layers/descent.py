@@ -83,6 +83,19 @@ class Here(NamedTuple):
     energy: ConditionalEnergy
 
 
+class Descent(NamedTuple):
+    """What a fused kernel returns of a whole descent."""
+
+    output: Tensor
+    """x_T, (B, N, D)."""
+    energy: Tensor
+    """E(z_t), (T, B, N), or (T+1, B, N) with that of z_T."""
+    states: Sequence[Tensor] = ()
+    """x_0 .. x_T, where they were asked for; the last is ``output``."""
+    forces: Sequence[Tensor] = ()
+    """−∇E(z_t) for t < T, where they were asked for."""
+
+
 class UpdateRule(abc.ABC):
     """How a step is made, and at which point its gradient is taken.
 
