@@ -111,7 +111,7 @@ class CEMAttention(EnergyLayer):
         rank = 0 if (left := self.preconditioner.parts()[1]) is None else left.shape[1]
         return why_not_shape(operand_dtype(h), h.device, self.heads, self.head_dim, self.width, rank)
 
-    def _fused_descent(self, h: Tensor, step_sizes: Tensor, final: bool, record: bool) -> Descent:
+    def _fused_descent(self, h: Tensor, step_sizes: Tensor, energies: bool, final: bool, record: bool) -> Descent:
         from energylab.kernels.interaction import interaction_descent
 
         dtype = operand_dtype(h)

@@ -115,7 +115,7 @@ class EnergyLayer(nn.Module, abc.ABC):
         """
         recursions = self.recursions if recursions is None else check_positive("recursions", recursions)
         if self._fuses(h, self.update_rule):
-            descent = self._fused_descent(h, self._step_sizes(recursions), final, record=False)
+            descent = self._fused_descent(h, self._step_sizes(recursions), energies=True, final=final, record=False)
             return descent.output, descent.energy
         recorder = Recorder()
         output = self._descend(h, recursions, self.update_rule, recorder)
@@ -147,7 +147,7 @@ class EnergyLayer(nn.Module, abc.ABC):
         """Why the fused kernel cannot run on h, though Triton can; None if it can. A subclass with a kernel overrides it."""
         return f"{type(self).__name__} has no fused kernel"
 
-    def _fused_descent(self, h: Tensor, step_sizes: Tensor, final: bool, record: bool) -> Descent:
+    def _fused_descent(self, h: Tensor, step_sizes: Tensor, energies: bool, final: bool, record: bool) -> Descent:
         """The descent by one kernel, with the energies of z_0 .. z_{T−1}, and of z_T where ``final``.
 
         With ``record``, also the states and forces.
@@ -158,7 +158,8 @@ class EnergyLayer(nn.Module, abc.ABC):
         recursions = self.recursions if recursions is None else check_positive("recursions", recursions)
         if self._fuses(h, update_rule):
             record = observe is not None
-            descent = self._fused_descent(h, self._step_sizes(recursions), final=record, record=record)
+            sizes = self._step_sizes(recursions)
+            descent = self._fused_descent(h, sizes, energies=record, final=record, record=record)
             if observe is not None:
                 for x, energy, force in zip(descent.states, descent.energy, [*descent.forces, None], strict=True):
                     observe(x, energy, force)
