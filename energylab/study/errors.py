@@ -15,11 +15,10 @@ import pyarrow.parquet as pq
 
 from energylab.study.config import RunConfig
 from energylab.study.files import COSTS, EVALUATION, Damaged, one_line, read_checked
-from energylab.study.index import read_sealed, write_sealed
+from energylab.study.index import WORTHWHILE, read_sealed, write_sealed
 
 # What every row has, before the other columns of the evaluation, the costs, and the settings that vary.
 _COLUMNS = ("study", "run", "variant", "T", "seed", "condition", "k", "rmse", "rmse_f", "excess_mse")
-_WORTHWHILE = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +37,7 @@ class Tested:
     def read(cls, directory: Path, config: RunConfig, provenance: Mapping[str, Any]) -> "Tested":
         """Of a run that was checked."""
         try:
-            table = pq.read_table(pa.BufferReader(read_checked(directory, provenance, EVALUATION)))
+            table = pq.ParquetFile(pa.BufferReader(read_checked(directory, provenance, EVALUATION))).read()
         except (OSError, ValueError) as error:
             raise Damaged(directory, f"{EVALUATION} is not readable Parquet ({one_line(error)})") from error
         labels = [name for name in ("variant", "T", "seed") if name in table.column_names]
@@ -124,7 +123,7 @@ class TestedRuns:
 
     def save(self) -> None:
         """Write what was got and put, if that saves anything."""
-        if self._new < _WORTHWHILE:
+        if self._new < WORTHWHILE:
             return
         facts = []
         for mark, tested in self._kept:

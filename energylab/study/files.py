@@ -81,7 +81,7 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 def write_signed(path: Path, data: Mapping[str, Any]) -> None:
     """Write a JSON object under a checksum of its own."""
-    write_json(path, {**data, "sha256": _digest(data)})
+    write_json(path, {**data, "sha256": digest(data)})
 
 
 def write_provenance(directory: Path, facts: Mapping[str, Any], files: Iterable[str]) -> None:
@@ -118,7 +118,8 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _digest(data: Mapping[str, Any]) -> str:
+def digest(data: Mapping[str, Any]) -> str:
+    """The checksum of a JSON object, however it is laid out."""
     return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -150,8 +151,8 @@ def read_signed(path: Path, since: str | None = None) -> dict[str, Any]:
     data = read_json(path)
     if since is not None and since not in data and "sha256" not in data:
         return data
-    digest = data.pop("sha256", None)
-    if digest != _digest(data):
+    claimed = data.pop("sha256", None)
+    if claimed != digest(data):
         raise Damaged(path.parent, f"{path.name} does not match its own checksum")
     return data
 

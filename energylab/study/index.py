@@ -17,7 +17,7 @@ from typing import Any
 from energylab.study.files import write_bytes
 
 _FORMAT = 1
-_WORTHWHILE = 50
+WORTHWHILE = 50
 """Runs that were newly checked, before the index is written: fewer are read faster than a folder needs one more file."""
 _SETTLED = 2.0
 """Seconds after its last change that a run is taken as still."""
@@ -67,7 +67,7 @@ class Index:
 
     def save(self) -> None:
         """Write what was got and put, if that saves anything. A folder that cannot be written needs no index."""
-        if self._new >= _WORTHWHILE:
+        if self._new >= WORTHWHILE:
             write_sealed(self._path, json.dumps(self._kept, separators=(",", ":")).encode())
 
 
@@ -77,14 +77,14 @@ def read_sealed(path: Path) -> bytes | None:
         seal, _, content = path.read_bytes().partition(b"\n")
     except OSError:
         return None
-    return content if seal == _seal(content) else None
+    return content if seal == _seal(path, content) else None
 
 
 def write_sealed(path: Path, content: bytes) -> None:
     with suppress(OSError):
         path.parent.mkdir(exist_ok=True)
-        write_bytes(path, _seal(content) + b"\n" + content)
+        write_bytes(path, _seal(path, content) + b"\n" + content)
 
 
-def _seal(content: bytes) -> bytes:
-    return f"energylab index {_FORMAT} {hashlib.sha256(content).hexdigest()}".encode()
+def _seal(path: Path, content: bytes) -> bytes:
+    return f"energylab index {_FORMAT} {path.name} {hashlib.sha256(content).hexdigest()}".encode()

@@ -89,9 +89,10 @@ def _examine(directory: Path) -> tuple[Standing, dict[str, Any] | None]:
     step, loss = step if isinstance(step, int) else 0, loss if isinstance(loss, int | float) else None
     state, sentence = str(progress.get("state", "waiting")), str(progress.get("sentence", ""))
     try:
-        provenance = store.check_run(directory)
-        if provenance is not None:
-            step = store.read_config(directory).training.steps
+        found = store.find_run(directory)
+        if found is not None:
+            config, provenance = found
+            step = config.training.steps
             # whatever its progress said last, its results are sound
             sentence = (sentence if state == "finished" else "") or complaint
             facts = {"step": step, "loss": loss, "sentence": sentence, "sessions": sessions(provenance)}

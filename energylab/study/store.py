@@ -121,6 +121,12 @@ def check_run(directory: Path) -> dict[str, Any] | None:
 
     Raises Damaged where the directory holds something else than what a run wrote.
     """
+    found = find_run(directory)
+    return None if found is None else found[1]
+
+
+def find_run(directory: Path) -> tuple[RunConfig, dict[str, Any]] | None:
+    """As `check_run`, with the config of the run."""
     if not directory.is_dir():
         if directory.exists() or directory.is_symlink():
             raise Damaged(directory, "is a file, where a run directory should be")
@@ -131,10 +137,10 @@ def check_run(directory: Path) -> dict[str, Any] | None:
         if (directory / CONFIG).exists() or any((directory / name).exists() for name in (STATE, METRICS, WEIGHTS)):
             read_config(directory)
         return None
-    read_config(directory)
+    config = read_config(directory)
     for name in provenance["files"]:
         read_checked(directory, provenance, name)
-    return provenance
+    return config, provenance
 
 
 def read_state(directory: Path) -> tuple[dict[str, Any] | None, str | None]:
@@ -322,8 +328,8 @@ def _finished_runs(folder: Path, names: Sequence[str] | None = None) -> list[_Lo
 def _finished(directory: Path) -> _Loaded | None:
     """A finished run, checked; None, with a warning, for a damaged one."""
     try:
-        provenance = check_run(directory)
-        return None if provenance is None else (directory, read_config(directory), provenance)
+        found = find_run(directory)
+        return None if found is None else (directory, *found)
     except Damaged as error:
         warnings.warn(f"left out a damaged run, {error}", stacklevel=4)
         return None
