@@ -52,10 +52,22 @@ class RunOptions:
     """Worker processes."""
     device: Literal["study", "auto", "cpu", "cuda"] = "study"
     """Where to train: as the study says, or here."""
-    executor: Literal["local", "inprocess"] = "local"
-    """Worker processes, or one run after another in this one."""
+    executor: Literal["local", "inprocess", "ray"] = "local"
+    """Worker processes, one run after another in this one, or Ray tasks."""
+    address: Annotated[
+        str | None, tyro.conf.arg(metavar="ADDRESS", help_behavior_hint="(default: a Ray of its own on this machine)")
+    ] = None
+    """Of the Ray cluster to use, such as auto."""
+    gpus_per_run: Annotated[
+        float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="(default: 1 for a study on cuda, else 0)")
+    ] = None
+    """What a Ray task takes of a GPU, from 0 to 1; with 0, it trains on the CPU."""
+    shard: Annotated[str | None, tyro.conf.arg(metavar="I/N", help_behavior_hint="(default: all runs)")] = None
+    """Execute part I of N of the study, I = 1..N, while other commands execute the others."""
+    time_limit: Annotated[str | None, tyro.conf.arg(metavar="TIME", help_behavior_hint="(default: none)")] = None
+    """How long a run may train, as 90m or 1h30m; after that it is saved, and goes on when given longer."""
     retry_failed: bool = False
-    """Run those that diverged or failed before, and no others."""
+    """Run those that failed before or were killed, and no others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,10 +224,18 @@ Example:
   energylab run recursion --steps 200 --seeds 2"""
     path, function, knobs, options = _parse_with_knobs("run", words, RunOptions, description)
 
+    part = None if options.shard is None else _part("--shard", options.shard)
+    time_limit = None if options.time_limit is None else _seconds("--time-limit", options.time_limit)
+    if options.executor != "ray":
+        for key in ("address", "gpus_per_run"):
+            if getattr(options, key) is not None:
+                raise Problem(
+                    f"--{_dashed(key)}: expected it with --executor ray only, got --executor {options.executor}"
+                )
+
     from energylab.study import driver
-    from energylab.study.executors import InProcess, LocalProcesses
     from energylab.study.progress import Live, Plain
-    from energylab.study.run import current_code
+    from energylab.study.version import current_code
     from energylab.training import resolve_device
 
     study = project.resolve(path, function, knobs)
@@ -223,23 +243,26 @@ Example:
         raise Problem(f"--workers: expected an integer of at least 1, got {options.workers}")
     if options.device != "study":
         study = dataclasses.replace(study, runs=tuple(config.on(options.device) for config in study.runs))
-    for config in study.runs:
-        with project.problems(path.as_posix() if options.device == "study" else "--device"):
-            resolve_device(config.training.device)
+    if options.executor != "ray":  # its devices are those of the cluster
+        for config in study.runs:
+            with project.problems(path.as_posix() if options.device == "study" else "--device"):
+                resolve_device(config.training.device)
+    executor = _executor(options)
+    runs = study.runs if part is None else driver.shard(study.runs, *part)
     folder = options.results / study.name
     project.check_writable("--results", folder)
 
-    tasks, outcomes = driver.plan(study, folder, options.retry_failed)
+    code = current_code()
+    tasks, outcomes = driver.plan(runs, folder, code=code, retry_failed=options.retry_failed, time_limit=time_limit)
     before = sum(outcome.state == "finished" for outcome in outcomes)
-    inprocess = options.executor == "inprocess"
-    executor = InProcess() if inprocess else LocalProcesses(options.workers)
-    at_a_time = executor.concurrency(tasks)
+    with project.problems():
+        at_a_time = executor.concurrency(tasks)
     where = f", {at_a_time} at a time" if tasks else ""
-    counts = f"{len(study.runs)} runs, {before} finished before, {len(tasks)} to do{where}"
-    print(f"{study.name}: {counts}; results in {folder}", flush=True)
-    for outcome in outcomes:
-        if outcome.state != "finished":
-            print(f"{outcome.run}: {outcome.sentence}", flush=True)
+    counts = f"{len(runs)} runs, {before} finished before, {len(tasks)} to do{where}"
+    shown = study.name if part is None else f"{study.name}, part {options.shard}"
+    print(f"{shown}: {counts}; results in {folder}", flush=True)
+    for sentence, those in _by_sentence(outcomes).items():
+        print(f"{those[0]}{f' and {len(those) - 1} more' if len(those) > 1 else ''}: {sentence}", flush=True)
     again = shlex.join(["energylab", "run", *words])
     display = (Live if sys.stdout.isatty() else Plain)(tasks, at_a_time)
     with _stop_on_signal(display.say) as stop, display:
@@ -247,26 +270,56 @@ Example:
             study,
             folder,
             executor,
-            code=current_code(),
+            code=code,
             knobs=_plain(knobs),
             tasks=tasks,
             report=display,
             stop=stop,
         )
-    return _conclude(study, outcomes, stopped=stop(), again=again)
+    return _conclude(shown, len(runs), outcomes, stopped=stop(), again=again)
 
 
-def _conclude(study: Any, outcomes: Sequence[Any], stopped: bool, again: str) -> int:
+def _executor(options: RunOptions) -> Any:
+    if options.executor == "ray":
+        if options.gpus_per_run is not None and not 0 <= options.gpus_per_run <= 1:
+            raise Problem(f"--gpus-per-run: expected a number from 0 to 1, got {options.gpus_per_run}")
+        if _version("ray") is None:
+            raise Problem(
+                "--executor: expected an installed ray, found none; get it with: pip install 'energylab[ray]'"
+            )
+        from energylab.study.ray_tasks import RayTasks
+
+        with project.problems("--address"):
+            return RayTasks(options.address, options.gpus_per_run, options.workers)
+    from energylab.study.executors import InProcess, LocalProcesses
+
+    return InProcess() if options.executor == "inprocess" else LocalProcesses(options.workers)
+
+
+def _by_sentence(outcomes: Sequence[Any]) -> dict[str, list[str]]:
+    """The runs that there is something to say of, by what that is."""
+    said: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome.sentence:
+            said.setdefault(outcome.sentence, []).append(outcome.run)
+    return said
+
+
+def _conclude(shown: str, runs: int, outcomes: Sequence[Any], stopped: bool, again: str) -> int:
+    from energylab.study.run import FAILED
+
     finished = sum(outcome.state == "finished" for outcome in outcomes)
-    print(f"{study.name}: {finished} of {len(study.runs)} runs are finished", flush=True)
+    print(f"{shown}: {finished} of {runs} runs are finished", flush=True)
     for outcome in outcomes:
         if outcome.state != "finished":
             print(f"  {outcome.run}: {outcome.state}: {outcome.sentence}")
     if stopped:
         print(f"stopped; go on with: {again}")
-    elif any(outcome.state in ("diverged", "error") for outcome in outcomes):
+    elif any(outcome.state == "disk" for outcome in outcomes):
+        print(f"stopped, since files cannot be written; when they can again, go on with: {again}")
+    elif any(outcome.state in FAILED for outcome in outcomes):
         print(f"try the failed ones again with: {again}{'' if '--retry-failed' in again else ' --retry-failed'}")
-    return 0 if finished == len(study.runs) else 1
+    return 0 if finished == runs else 1
 
 
 def describe(words: Sequence[str]) -> int:
@@ -291,31 +344,15 @@ Example:
   energylab status recursion"""
     word, _, options = _parse("status", words, ResultOptions, description)
 
-    from energylab.study import store
-    from energylab.study.claim import living_owner
+    from energylab.study.status import status as status_of
+    from energylab.study.version import current_code
 
     folder = project.results_folder(word, options.results)
-    names = list(store.read_study(folder).get("runs", []))
-    names += [path.name for path in store.run_directories(folder) if path.name not in names]
-    rows, unsound = [], False
-    for name in names:
-        directory = folder / name
-        progress = store.read_progress(directory)
-        state, sentence = progress.get("state", "waiting"), progress.get("sentence", "")
-        try:
-            provenance = store.check_run(directory)
-            if provenance is not None:
-                state = "finished"
-            elif (owner := living_owner(directory)) is not None:
-                state, sentence = "running", f"{owner} is at work on it"
-            elif state in ("running", "finished"):
-                # it said so itself, and then nothing more
-                state, sentence = "interrupted", "its process is gone; `energylab run` continues it"
-        except store.Damaged as error:
-            state, sentence = "damaged", error.reason
-        unsound |= state in ("damaged", "diverged", "error", "lost")
-        loss = progress.get("loss")
-        rows.append((name, state, str(progress.get("step") or 0), "" if loss is None else f"{loss:.4f}", sentence))
+    found = status_of(folder, current_code())
+    rows = [
+        (run.run, run.state, str(run.step), "" if run.loss is None else f"{run.loss:.4f}", run.sentence)
+        for run in found.runs
+    ]
     widths = [max(len(row[column]) for row in [*rows, _STATUS_HEADER]) for column in range(4)]
     for row in (_STATUS_HEADER, *rows):
         words_left = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
@@ -323,9 +360,11 @@ Example:
         print("  ".join([*words_left, *numbers, row[4]]).rstrip())
     counts = {state: sum(row[1] == state for row in rows) for state in dict.fromkeys(row[1] for row in rows)}
     print(f"{len(rows)} runs: " + ", ".join(f"{number} {state}" for state, number in counts.items()))
+    if found.damage:
+        print(found.damage)
     for path in sorted(folder.glob("*.damaged-*")):
         print(f"set aside: {path.name}")
-    return 1 if unsound else 0
+    return 0 if found.sound else 1
 
 
 _STATUS_HEADER = ("run", "state", "step", "loss", "")
@@ -340,13 +379,13 @@ Example:
   energylab export recursion"""
     word, _, options = _parse("export", words, ExportOptions, description)
 
-    from energylab.study import store
+    from energylab.study.export import export_study
 
     folder = project.results_folder(word, options.results)
     output = options.output / folder.name
     project.check_writable("--output", output)
     with project.problems():
-        done = store.export_study(folder, output)
+        done = export_study(folder, output)
     exported = len(done.copied) + len(done.unchanged)
     print(f"{output}: {exported} runs, {len(done.copied)} of them new, {done.size / 1e6:.2f} MB")
     if done.missing:
@@ -556,6 +595,27 @@ def _numbers(option: str, text: str) -> list[int]:
     return numbers
 
 
+def _part(option: str, text: str) -> tuple[int, int]:
+    """``2/8`` as numbers."""
+    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise Problem(f"{option}: expected a part from 1 to their number, as 2/8, got {text!r}")
+    return int(match[1]), int(match[2])
+
+
+def _seconds(option: str, text: str) -> float:
+    """``1h30m`` in seconds."""
+    match = re.fullmatch(r"(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?", text)
+    seconds = (
+        0
+        if match is None
+        else sum(int(part or 0) * unit for part, unit in zip(match.groups(), (3600, 60, 1), strict=True))
+    )
+    if not seconds:
+        raise Problem(f"{option}: expected a time, as 90m or 1h30m, got {text!r}")
+    return seconds
+
+
 MOST_RECURSIONS = 1024
 """The most steps of `sweep`: beyond, a typing error is likelier than a question."""
 
@@ -580,7 +640,8 @@ Example:
     import torch
 
     from energylab.study.executors import usable_cores
-    from energylab.study.run import LIBRARIES, current_code
+    from energylab.study.run import LIBRARIES
+    from energylab.study.version import current_code
     from energylab.training import resolve_device
 
     code = current_code()

@@ -6,6 +6,7 @@ and saves) is no setting, and stays out of the name.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -145,7 +146,7 @@ class RunConfig:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "RunConfig":
         """The config that `to_dict` wrote; ValueError where a key is unknown, missing or out of range."""
-        parts = {"prior": GaussianProcessPrior, "model": ModelConfig, "training": TrainingConfig}
+        parts = {"prior": GaussianProcessPrior, "model": _model, "training": TrainingConfig}
         try:
             values = {key: parts[key](**value) if key in parts else value for key, value in data.items()}
             return cls(**values)
@@ -178,6 +179,16 @@ class Study:
             seen.add(run.name)
         if not isinstance(self.note, str):
             raise ValueError(f"note: expected a sentence, got {self.note!r}")
+
+
+def _model(**fields: Any) -> ModelConfig:
+    return _model_of(json.dumps(fields))
+
+
+@functools.lru_cache(maxsize=256)
+def _model_of(text: str) -> ModelConfig:
+    """A model's config checks itself by building its layers: once, where thousands of runs share it."""
+    return ModelConfig(**json.loads(text))
 
 
 def _canonical(value: Any) -> Any:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from energylab.study.executors import Task
 from energylab.study.run import Outcome, Update
+from energylab.study.status import duration
 
 _STYLES = {"waiting": "dim", "training": "cyan", "evaluating": "cyan", "finished": "green"}
 
@@ -181,11 +182,3 @@ class Live(Display):
         ranked = sorted(rows, key=lambda row: order.index(row.state) if row.state in order else 1.5)
         chosen = {row.run for row in ranked[:room]}
         return [row for row in rows if row.run in chosen]
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a reader says them: "40 s", "12 min", "3 h 05 min"."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -10,7 +10,8 @@ import pandas as pd
 
 from energylab.analysis.evaluation import pool
 from energylab.analysis.statistics import over_seeds, paired_differences
-from energylab.study.store import StudyResults, read_provenance
+from energylab.study.files import read_provenance
+from energylab.study.store import StudyResults
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
