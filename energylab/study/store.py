@@ -8,6 +8,8 @@ A run directory `<results>/<study>/<run>/` holds
     descent.parquet      energies and steps inside every CEM layer, summarised: a row each (layer, step, token)
     traces.parquet       the same, raw, for a few tasks
     weights.safetensors
+    learning.parquet, snapshots.safetensors
+                         descent and weights while it learned, where its config asks for them
     state.pt             what training continues from, and state.previous.pt, the one before
     progress.json        where the run is, for `energylab status`
     provenance.json      written last: a run is finished if and only if it is there, and its checksums hold
@@ -41,6 +43,7 @@ SCHEMA = 1
 
 CONFIG, METRICS, EVALUATION = "config.json", "metrics.parquet", "evaluation.parquet"
 DESCENT, TRACES, WEIGHTS = "descent.parquet", "traces.parquet", "weights.safetensors"
+LEARNING, SNAPSHOTS = "learning.parquet", "snapshots.safetensors"
 STATE, PREVIOUS_STATE = "state.pt", "state.previous.pt"
 PROGRESS, PROVENANCE, STUDY = "progress.json", "provenance.json", "study.json"
 
@@ -88,8 +91,8 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
     write_bytes(path, _parquet(table))
 
 
-def write_weights(path: Path, model: torch.nn.Module) -> None:
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+def write_weights(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     write_bytes(path, safetensors.torch.save(tensors))
 
 
@@ -313,6 +316,8 @@ class RunResults:
     descent: pd.DataFrame
     traces: pd.DataFrame | None
     """The raw traces; None in an exported run that was exported without them."""
+    learning: pd.DataFrame | None
+    """A row for each (step, layer, t, token) of training; None unless the run's config has a ``trace_every``."""
 
     @property
     def prior(self) -> GaussianProcessPrior:
@@ -331,6 +336,8 @@ class StudyResults:
     """As `load_results`."""
     descent: pd.DataFrame
     training: pd.DataFrame
+    learning: pd.DataFrame
+    """Empty, without columns, where no run recorded any."""
 
 
 def run_directories(folder: Path) -> list[Path]:
@@ -386,14 +393,16 @@ def load_study(folder: str | os.PathLike[str], runs: Sequence[str] | None = None
         errors=_errors(loaded, name),
         descent=_concatenate([_labelled(run, name, DESCENT) for run in loaded]),
         training=_concatenate([_labelled(run, name, METRICS) for run in loaded]),
+        learning=_concatenate([_labelled(run, name, LEARNING) for run in loaded if LEARNING in run[2]["files"]]),
     )
 
 
-def load_run(path: str | os.PathLike[str]) -> RunResults:
-    """A finished run: `.model`, `.config`, `.prior`, `.traces`, and its tables.
+def load_run(path: str | os.PathLike[str], step: int | None = None) -> RunResults:
+    """A finished run: `.model`, `.config`, `.prior`, `.traces`, and its tables; with the weights of a snapshot if a
+    training `step` is given.
 
-    Raises FileNotFoundError, or ValueError with the file and the reason if the run is unfinished, damaged, or was
-    exported without its weights.
+    Raises FileNotFoundError, or ValueError with the file and the reason if the run is unfinished, damaged, was exported
+    without its weights, or has no snapshot of the step.
     """
     directory = Path(path)
     if not directory.is_dir():
@@ -408,7 +417,11 @@ def load_run(path: str | os.PathLike[str]) -> RunResults:
             read_checked(directory, provenance, name)
         config = read_config(directory)
         model = InContextRegressor(config.model)
-        model.load_state_dict(safetensors.torch.load(read_checked(directory, provenance, WEIGHTS)))
+        model.load_state_dict(
+            safetensors.torch.load(read_checked(directory, provenance, WEIGHTS))
+            if step is None
+            else _snapshot(directory, provenance, step)
+        )
         return RunResults(
             model=model.eval(),
             config=config,
@@ -417,9 +430,21 @@ def load_run(path: str | os.PathLike[str]) -> RunResults:
             evaluation=read_table(directory, provenance, EVALUATION),
             descent=read_table(directory, provenance, DESCENT),
             traces=read_table(directory, provenance, TRACES) if TRACES in provenance["files"] else None,
+            learning=read_table(directory, provenance, LEARNING) if LEARNING in provenance["files"] else None,
         )
     except Damaged as error:
         raise ValueError(f"{directory}: {error.reason}") from error
+
+
+def _snapshot(directory: Path, provenance: Mapping[str, Any], step: int) -> dict[str, torch.Tensor]:
+    """The weights that a run had after so many training steps."""
+    if SNAPSHOTS not in provenance["files"]:
+        raise ValueError(f"step: {directory} keeps no snapshots; train with TrainingConfig(snapshots=...) to have some")
+    tensors = safetensors.torch.load(read_checked(directory, provenance, SNAPSHOTS))
+    steps = sorted({int(name.partition("/")[0]) for name in tensors})
+    if step not in steps:
+        raise ValueError(f"step: expected one of {', '.join(map(str, steps))}, got {step}")
+    return {name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{step}/")}
 
 
 def mixed_settings(configs: Iterable[RunConfig]) -> str:
@@ -577,6 +602,7 @@ def export_study(folder: Path, output: Path) -> Exported:
 def _export_run(source: Path, target: Path, provenance: Mapping[str, Any], whole: bool) -> bool:
     """Whether anything was copied: False if `target` already holds the same files."""
     names = [CONFIG, METRICS, EVALUATION, DESCENT, *([WEIGHTS] if whole else [])]
+    names += [name for name in (LEARNING, *([SNAPSHOTS] if whole else [])) if name in provenance["files"]]
     contents = {name: read_checked(source, provenance, name) for name in names}
     if whole:
         traces = read_table(source, provenance, TRACES)
