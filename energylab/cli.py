@@ -414,7 +414,9 @@ Example:
     target = options.output or options.results / f"{results.name}.html"
     project.check_writable("--output", target.parent)
 
+    from energylab.plotting import style
     from energylab.study import store
+    from energylab.study.report import Drawing
     from energylab.study.report import report as page
 
     drawn = {}
@@ -422,7 +424,10 @@ Example:
         module = project.figure_module(name)
         if len(module.NEEDS) == 1:
             try:
-                drawn[name] = module.draw(results)
+                wide = module.draw(results)
+                with style("icml-column"):
+                    narrow = module.draw(results)
+                drawn[name] = Drawing(wide=wide, narrow=narrow)
             except ValueError as error:
                 print(f"{name}: left out: {error}", file=sys.stderr)
     target.parent.mkdir(parents=True, exist_ok=True)
