@@ -116,8 +116,10 @@ def _settings(folder: Path, runs: Sequence[str]) -> dict[str, str]:
 
 def _said(value: Any) -> str:
     if isinstance(value, list):
-        return " to ".join(map(_said, value)) if len(value) == 2 and value[0] != value[1] else ", ".join(
-            dict.fromkeys(map(_said, value))
+        return (
+            " to ".join(map(_said, value))
+            if len(value) == 2 and value[0] != value[1]
+            else ", ".join(dict.fromkeys(map(_said, value)))
         )
     return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
