@@ -20,6 +20,7 @@ from energylab.analysis.inside import Advance, energy_layers, ignore, part_of
 from energylab.analysis.statistics import student_t
 from energylab.models import InContextRegressor
 from energylab.tasks import GaussianProcessPrior, condition
+from energylab.tasks.conditions import TEST_TASKS
 
 GROUPS = 16
 TASKS = 1024
@@ -49,8 +50,11 @@ def fall_and_error(
         raise ValueError(
             f"history: expected fixed, got {model.config.history}: each step then has an energy of its own"
         )
-    if tasks < 4 * GROUPS:
-        raise ValueError(f"tasks: expected at least {4 * GROUPS}, got {tasks}")
+    if not 4 * GROUPS <= tasks <= TEST_TASKS:
+        limit = f"least {4 * GROUPS}" if tasks < 4 * GROUPS else f"most {TEST_TASKS}"
+        raise ValueError(f"tasks: expected at {limit}, got {tasks}")
+    for name in conditions:
+        condition(name, prior, num_points)  # before seconds of work, not after
     rows = []
     for done, name in enumerate(conditions):
         falls, against = _measure(model, prior, num_points, name, tasks, part_of(advance, done, len(conditions)))

@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,10 +90,10 @@ def _by_run(errors: pd.DataFrame) -> pd.DataFrame:
 def _facts(results: StudyResults, folder: Path) -> dict[str, str]:
     """What was run, in words."""
     errors = results.errors
-    knobs = [f"--{key.replace('_', '-')}={value}" for key, value in read_study(folder).get("knobs", {}).items()]
+    knobs = [f"{key.replace('_', ' ')} = {value}" for key, value in read_study(folder).get("knobs", {}).items()]
     models = errors[["variant", "T"]].drop_duplicates()
     return {
-        "made by": shlex.join(["energylab", "run", results.name, *knobs]),
+        "knobs": ", ".join(knobs) or "–",
         "runs": f"{errors['run'].nunique()}, from seeds {', '.join(map(str, sorted(errors['seed'].unique())))}",
         "models": ", ".join(
             str(variant) + ("" if pd.isna(depth) else f" T = {depth}")
