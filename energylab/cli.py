@@ -148,6 +148,10 @@ class LandscapeOptions:
     """The plane through z_0: main directions of the path, of the curvature, or at random."""
     size: int = 101
     """Points of the grid along each axis."""
+    step: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: the trained weights)")] = (
+        None
+    )
+    """Look at a snapshot of the weights, after so many steps of training."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(default: RUN/landscape)")] = None
     """Folder for the tables and the figure."""
 
@@ -157,11 +161,25 @@ class SweepOptions:
     """How far, and where to write."""
 
     recursions: Annotated[
-        str | None, tyro.conf.arg(metavar="RANGE", help_behavior_hint="(default: 1 to four times the trained T)")
+        str | None, tyro.conf.arg(metavar="RANGE", help_behavior_hint="(default: 1 to twice the trained T, or to 8)")
     ] = None
     """The T' to try, as 1..16 or 1,2,4."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(default: RUN/sweep)")] = None
     """Folder for the tables and the figure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfidenceOptions:
+    """On which tasks, and where to write."""
+
+    conditions: Annotated[
+        str | None, tyro.conf.arg(metavar="NAMES", help_behavior_hint="(default: four, in and out of the prior)")
+    ] = None
+    """Test conditions, as in-prior,double-noise."""
+    tasks: int = 1024
+    """Test tasks of each condition."""
+    output: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(default: RUN/confidence)")] = None
+    """Folder for the table and the figure."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -453,7 +471,9 @@ Example:
     target = options.output or options.results / f"{results.name}.html"
     project.check_writable("--output", target.parent)
 
+    from energylab.plotting import style
     from energylab.study import store
+    from energylab.study.report import Drawing
     from energylab.study.report import report as page
 
     drawn = {}
@@ -461,7 +481,10 @@ Example:
         module = project.figure_module(name)
         if len(module.NEEDS) == 1:
             try:
-                drawn[name] = module.draw(results)
+                wide = module.draw(results)
+                with style("icml-column"):
+                    narrow = module.draw(results)
+                drawn[name] = Drawing(wide=wide, narrow=narrow)
             except ValueError as error:
                 print(f"{name}: left out: {error}", file=sys.stderr)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -516,8 +539,8 @@ Example:
     def compute(folder: Path) -> list[str]:
         from energylab import inspection
 
-        with _progress() as say:
-            return inspection.trace(run, folder, say)
+        with _progress("trace") as tell:
+            return inspection.trace(run, folder, tell)
 
     return _inspect(options.output or run / "trace", compute)
 
@@ -535,9 +558,18 @@ Example:
     def compute(folder: Path) -> list[str]:
         from energylab import inspection
 
-        return inspection.landscape(
-            run, options.layer, options.position, options.plane, folder, options.size, task=options.task
-        )
+        with _progress("landscape") as tell:
+            return inspection.landscape(
+                run,
+                options.layer,
+                options.position,
+                options.plane,
+                folder,
+                options.size,
+                task=options.task,
+                step=options.step,
+                tell=tell,
+            )
 
     return _inspect(options.output or run / "landscape", compute)
 
@@ -553,10 +585,30 @@ Example:
     def compute(folder: Path) -> list[str]:
         from energylab import inspection
 
-        with _progress() as say:
-            return inspection.sweep(run, recursions, folder, advance=lambda: say("one T' more"))
+        with _progress("sweep") as tell:
+            return inspection.sweep(run, recursions, folder, tell=tell)
 
     return _inspect(options.output or run / "sweep", compute)
+
+
+def confidence(words: Sequence[str]) -> int:
+    description = """Say whether energy falls deep where a finished run is right, in and out of its prior.
+
+For every layer: Spearman's rank correlation between E(z_0) - E(z_T) and the error, and the variance of the Bayes floor.
+
+Example:
+  energylab confidence runs/recursion/CEM-T4-seed0-ccea5fbd --conditions in-prior,shifted-inputs"""
+    run, options = _parse_run("confidence", words, ConfidenceOptions, description)
+
+    def compute(folder: Path) -> list[str]:
+        from energylab import inspection
+        from energylab.analysis.confidence import CONDITIONS
+
+        names = CONDITIONS if options.conditions is None else tuple(dict.fromkeys(options.conditions.split(",")))
+        with _progress("confidence") as tell:
+            return inspection.confidence(run, folder, names, options.tasks, tell)
+
+    return _inspect(options.output or run / "confidence", compute)
 
 
 def _inspect(folder: Path, compute: Callable[[Path], list[str]]) -> int:
@@ -621,13 +673,12 @@ MOST_RECURSIONS = 1024
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """A line in a terminal that says what is being done; nothing elsewhere."""
-    from rich.console import Console
+def _progress(command: str) -> Iterator[Callable[[str, float], None]]:
+    """Shows what is being done, and which share of it is done: a bar in a terminal, elsewhere a line every few seconds."""
+    from energylab.study.progress import Bar, Lines
 
-    console = Console(stderr=True)
-    with console.status("loading") if console.is_terminal else contextlib.nullcontext() as status:
-        yield (lambda text: None) if status is None else lambda text: status.update(text)
+    with Bar() if sys.stderr.isatty() else Lines(command) as tell:
+        yield tell
 
 
 def doctor(words: Sequence[str]) -> int:
@@ -695,6 +746,7 @@ COMMANDS = {
     "trace": Command("how each layer of a run walks down its energy", trace),
     "landscape": Command("draw the energy around one query of a run", landscape),
     "sweep": Command("take more or fewer steps at test time", sweep),
+    "confidence": Command("whether energy falls deep where a run is right", confidence),
     "report": Command("write one HTML file about a study", report),
     "export": Command("copy a study's results for git", export),
     "tasks": Command("print and draw a prior and its floor", tasks),

@@ -195,7 +195,7 @@ def together(results: Sequence["StudyResults"]) -> "StudyResults":
 
     tables = {
         field: pd.concat([getattr(result, field) for result in results], ignore_index=True)
-        for field in ("errors", "descent", "training")
+        for field in ("errors", "descent", "training", "learning")
     }
     return StudyResults(
         name="+".join(result.name for result in results),

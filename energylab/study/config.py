@@ -26,7 +26,8 @@ EXECUTION_FIELDS = ("device", "log_every", "save_every")
 LATER_FIELDS = {
     "": ("conditions",),  # of the run itself
     "model": ("loops", "step_sizes", "temperature", "tie", "recompute"),
-    "training": (),
+    # these change no weight; but a finished run is never done again, so what else it records must be part of its name
+    "training": ("trace_every", "snapshots"),
     "prior": ("max_points",),
 }
 
@@ -122,7 +123,7 @@ class RunConfig:
         return dataclasses.replace(self, training=dataclasses.replace(self.training, device=device))
 
     def settings(self) -> dict[str, Any]:
-        """Everything that can change the run's results, as plain nested data."""
+        """Everything that can change what the run's directory holds, as plain nested data."""
         data = self.to_dict()
         for key in EXECUTION_FIELDS:
             del data["training"][key]

@@ -12,7 +12,9 @@ from energylab.study.files import (
     CONFIG,
     DESCENT,
     EVALUATION,
+    LEARNING,
     METRICS,
+    SNAPSHOTS,
     STUDY,
     TRACES,
     WEIGHTS,
@@ -99,6 +101,7 @@ def export_study(folder: Path, output: Path) -> Exported:
 def _export_run(source: Path, target: Path, provenance: Mapping[str, Any], whole: bool) -> bool:
     """Whether anything was copied: False if `target` already holds the same files."""
     names = [CONFIG, METRICS, EVALUATION, DESCENT, *([WEIGHTS] if whole else [])]
+    names += [name for name in (LEARNING, *([SNAPSHOTS] if whole else [])) if name in provenance["files"]]
     contents = {name: read_checked(source, provenance, name) for name in names}
     if whole:
         traces = read_table(source, provenance, TRACES)

@@ -8,6 +8,8 @@ A run directory `<results>/<study>/<run>/` holds
     descent.parquet      energies and steps inside every CEM layer, summarised: a row each (layer, step, token)
     traces.parquet       the same, raw, for a few tasks
     weights.safetensors
+    learning.parquet, snapshots.safetensors
+                         descent and weights while it learned, where its config asks for them
     state.pt             what training continues from, and state.previous.pt, the one before
     progress.json        where the run is, for `energylab status`
     provenance.json      written last: a run is finished if and only if it is there, and its checksums hold
@@ -32,6 +34,7 @@ SCHEMA = 1
 
 CONFIG, METRICS, EVALUATION = "config.json", "metrics.parquet", "evaluation.parquet"
 DESCENT, TRACES, WEIGHTS = "descent.parquet", "traces.parquet", "weights.safetensors"
+LEARNING, SNAPSHOTS = "learning.parquet", "snapshots.safetensors"
 STATE, PREVIOUS_STATE = "state.pt", "state.previous.pt"
 PROGRESS, PROVENANCE, STUDY = "progress.json", "provenance.json", "study.json"
 

@@ -23,6 +23,7 @@ import torch
 from energylab.analysis.cost import training_flops
 from energylab.analysis.descent import record, summarise
 from energylab.analysis.evaluation import evaluate
+from energylab.analysis.learning import Learning
 from energylab.models import count_parameters
 from energylab.study import store
 from energylab.study.claim import Claim, Claimed, OwnershipLost
@@ -146,6 +147,13 @@ class _Run:
             store.write_config(self.directory, self.config)
         training = self.config.training
         trainer = Trainer(self.config.model, training, self.config.prior, self.config.num_points, self.config.seed)
+        self.learning = Learning(
+            self.config.prior,
+            self.config.num_points,
+            steps=training.steps,
+            every=training.trace_every,
+            snapshots=training.snapshots,
+        )
         self._continue(trainer)
         try:
             stopped = self._train(trainer)
@@ -178,6 +186,8 @@ class _Run:
             self._save(trainer)
             return
         trainer.load_state_dict(state["trainer"])
+        if "learning" in state:  # older states have none
+            self.learning.load_state_dict(state["learning"])
         self.started = state["started"]
         unknown = {field.name: None for field in dataclasses.fields(Code)}
         self.history = state.get("history", [{"start": None, "step": None, **unknown}] * state["sessions"])
@@ -198,6 +208,7 @@ class _Run:
             "history": self.history,
             "notices": list(self.notices),
             "trainer": trainer.state_dict(),
+            "learning": self.learning.state_dict(),
         }
         store.write_state(self.directory, state)
         self.saved = trainer.step
@@ -209,8 +220,11 @@ class _Run:
         began, first = time.monotonic(), trainer.step
         self._tell(trainer, loss, None)
         told = began
+        if trainer.step == 0:
+            self.learning.observe(trainer.model, 0)
         while trainer.step < steps:
             row = trainer.advance()
+            self.learning.observe(trainer.model, trainer.step)
             if row is not None:
                 loss = row["loss"]
             now = time.monotonic()
@@ -243,11 +257,17 @@ class _Run:
             store.TRACES: traces,
             store.DESCENT: summarise(traces),
         }
+        if config.training.trace_every:
+            tables[store.LEARNING] = self.learning.table()
         self.claim.check()
         for file, table in tables.items():
             labelled = pd.concat([store.label(config, len(table)), table.reset_index(drop=True)], axis=1)
             store.write_table(directory / file, labelled)
-        store.write_weights(directory / store.WEIGHTS, model)
+        weights = [store.WEIGHTS]
+        store.write_weights(directory / store.WEIGHTS, model.state_dict())
+        if config.training.snapshots:
+            weights.append(store.SNAPSHOTS)
+            store.write_weights(directory / store.SNAPSHOTS, self.learning.snapshots)
         (directory / store.PREVIOUS_STATE).unlink(missing_ok=True)
         facts = {
             "exit_reason": f"trained all {trainer.step} steps",
@@ -266,7 +286,7 @@ class _Run:
             * config.training.steps,
             "notices": self.notices,
         }
-        files = (store.CONFIG, *tables, store.WEIGHTS, store.STATE)
+        files = (store.CONFIG, *tables, *weights, store.STATE)
         store.write_provenance(directory, facts, files)
         return evaluation
 

@@ -25,11 +25,13 @@ from energylab.study.files import (  # noqa: F401  for those who call this room
     COSTS,
     DESCENT,
     EVALUATION,
+    LEARNING,
     METRICS,
     PREVIOUS_STATE,
     PROGRESS,
     PROVENANCE,
     SCHEMA,
+    SNAPSHOTS,
     STATE,
     STUDY,
     TRACES,
@@ -63,8 +65,8 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
     write_bytes(path, parquet(table))
 
 
-def write_weights(path: Path, model: torch.nn.Module) -> None:
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+def write_weights(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     write_bytes(path, safetensors.torch.save(tensors))
 
 
@@ -200,6 +202,8 @@ class RunResults:
     descent: pd.DataFrame
     traces: pd.DataFrame | None
     """The raw traces; None in an exported run that was exported without them."""
+    learning: pd.DataFrame | None
+    """A row for each (step, layer, t, token) of training; None unless the run's config has a ``trace_every``."""
 
     @property
     def prior(self) -> GaussianProcessPrior:
@@ -218,6 +222,8 @@ class StudyResults:
     """As `load_results`."""
     descent: pd.DataFrame
     training: pd.DataFrame
+    learning: pd.DataFrame
+    """Empty, without columns, where no run recorded any."""
 
 
 def load_results(folder: str | os.PathLike[str]) -> pd.DataFrame:
@@ -265,14 +271,16 @@ def load_study(folder: str | os.PathLike[str], runs: Sequence[str] | None = None
         errors=errors_table([Tested.read(*run) for run in loaded], name),
         descent=_concatenate([_labelled(run, name, DESCENT) for run in loaded]),
         training=_concatenate([_labelled(run, name, METRICS) for run in loaded]),
+        learning=_concatenate([_labelled(run, name, LEARNING) for run in loaded if LEARNING in run[2]["files"]]),
     )
 
 
-def load_run(path: str | os.PathLike[str]) -> RunResults:
-    """A finished run: `.model`, `.config`, `.prior`, `.traces`, and its tables.
+def load_run(path: str | os.PathLike[str], step: int | None = None) -> RunResults:
+    """A finished run: `.model`, `.config`, `.prior`, `.traces`, and its tables; with the weights of a snapshot if a
+    training `step` is given.
 
-    Raises FileNotFoundError, or ValueError with the file and the reason if the run is unfinished, damaged, or was
-    exported without its weights.
+    Raises FileNotFoundError, or ValueError with the file and the reason if the run is unfinished, damaged, was exported
+    without its weights, or has no snapshot of the step.
     """
     directory = Path(path)
     if not directory.is_dir():
@@ -287,7 +295,11 @@ def load_run(path: str | os.PathLike[str]) -> RunResults:
             read_checked(directory, provenance, name)
         config = read_config(directory)
         model = InContextRegressor(config.model)
-        model.load_state_dict(safetensors.torch.load(read_checked(directory, provenance, WEIGHTS)))
+        model.load_state_dict(
+            safetensors.torch.load(read_checked(directory, provenance, WEIGHTS))
+            if step is None
+            else _snapshot(directory, provenance, step)
+        )
         return RunResults(
             model=model.eval(),
             config=config,
@@ -296,9 +308,21 @@ def load_run(path: str | os.PathLike[str]) -> RunResults:
             evaluation=read_table(directory, provenance, EVALUATION),
             descent=read_table(directory, provenance, DESCENT),
             traces=read_table(directory, provenance, TRACES) if TRACES in provenance["files"] else None,
+            learning=read_table(directory, provenance, LEARNING) if LEARNING in provenance["files"] else None,
         )
     except Damaged as error:
         raise ValueError(f"{directory}: {error.reason}") from error
+
+
+def _snapshot(directory: Path, provenance: Mapping[str, Any], step: int) -> dict[str, torch.Tensor]:
+    """The weights that a run had after so many training steps."""
+    if SNAPSHOTS not in provenance["files"]:
+        raise ValueError(f"step: {directory} keeps no snapshots; train with TrainingConfig(snapshots=...) to have some")
+    tensors = safetensors.torch.load(read_checked(directory, provenance, SNAPSHOTS))
+    steps = sorted({int(name.partition("/")[0]) for name in tensors})
+    if step not in steps:
+        raise ValueError(f"step: expected one of {', '.join(map(str, steps))}, got {step}")
+    return {name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{step}/")}
 
 
 def mixed_settings(configs: Iterable[RunConfig]) -> str:
