@@ -7,6 +7,7 @@ A run directory `<results>/<study>/<run>/` holds
     evaluation.parquet   a row each (condition, k)
     descent.parquet      energies and steps inside every CEM layer, summarised: a row each (layer, step, token)
     traces.parquet       the same, raw, for a few tasks
+    test_time.parquet    errors with other T' than in training: a row each T', where the config asks for it
     weights.safetensors
     state.pt             what training continues from, and state.previous.pt, the one before
     progress.json        where the run is, for `energylab status`
@@ -16,6 +17,7 @@ Files are JSON, Parquet, safetensors and PyTorch states read with `weights_only=
 """
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
@@ -25,14 +27,17 @@ import shutil
 import warnings
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet
 import safetensors.torch
 import torch
 
+from energylab.analysis.descent import record
 from energylab.models import InContextRegressor
 from energylab.study.config import RunConfig, Study
 from energylab.tasks import GaussianProcessPrior
@@ -41,6 +46,7 @@ SCHEMA = 1
 
 CONFIG, METRICS, EVALUATION = "config.json", "metrics.parquet", "evaluation.parquet"
 DESCENT, TRACES, WEIGHTS = "descent.parquet", "traces.parquet", "weights.safetensors"
+TEST_TIME = "test_time.parquet"
 STATE, PREVIOUS_STATE = "state.pt", "state.previous.pt"
 PROGRESS, PROVENANCE, STUDY = "progress.json", "provenance.json", "study.json"
 
@@ -141,8 +147,19 @@ def remove_leftovers(directory: Path) -> None:
 
 
 def _parquet(table: pd.DataFrame) -> bytes:
+    """In as few bytes as Parquet allows: most of a small file would be metadata, which `read_table` does without."""
+    arrow = pa.Table.from_pandas(table, preserve_index=False).replace_schema_metadata(None)
+    words = [column for column, kind in table.dtypes.items() if kind == "str"]  # floats hardly repeat
     buffer = io.BytesIO()
-    table.to_parquet(buffer, engine="pyarrow", compression="zstd", index=False)
+    pyarrow.parquet.write_table(
+        arrow,
+        buffer,
+        compression="zstd",
+        compression_level=9,
+        use_dictionary=words,
+        write_statistics=False,
+        store_schema=False,
+    )
     return buffer.getvalue()
 
 
@@ -228,9 +245,10 @@ def read_checked(directory: Path, provenance: Mapping[str, Any], name: str) -> b
 def read_table(directory: Path, provenance: Mapping[str, Any], name: str) -> pd.DataFrame:
     content = read_checked(directory, provenance, name)
     try:
-        return pd.read_parquet(io.BytesIO(content), engine="pyarrow")
+        table = pd.read_parquet(io.BytesIO(content), engine="pyarrow")
     except (OSError, ValueError) as error:
         raise Damaged(directory, f"{name} is not readable Parquet ({_one_line(error)})") from error
+    return table.astype({"T": "Int64"}) if "T" in table else table
 
 
 def check_run(directory: Path) -> dict[str, Any] | None:
@@ -311,8 +329,16 @@ class RunResults:
     """A row each logged step."""
     evaluation: pd.DataFrame
     descent: pd.DataFrame
-    traces: pd.DataFrame | None
-    """The raw traces; None in an exported run that was exported without them."""
+    stored_traces: pd.DataFrame | None
+    """None in an exported run."""
+
+    @functools.cached_property
+    def traces(self) -> pd.DataFrame:
+        """The raw traces of a few tasks (`energylab.analysis.descent.record`): as stored, else recorded anew."""
+        if self.stored_traces is not None:
+            return self.stored_traces
+        recorded = record(self.model, self.prior, self.config.num_points)
+        return pd.concat([label(self.config, len(recorded)), recorded], axis=1)
 
     @property
     def prior(self) -> GaussianProcessPrior:
@@ -331,6 +357,8 @@ class StudyResults:
     """As `load_results`."""
     descent: pd.DataFrame
     training: pd.DataFrame
+    test_time: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """A row each (run, T' at test time); empty where no run was tested so."""
 
 
 def run_directories(folder: Path) -> list[Path]:
@@ -386,6 +414,7 @@ def load_study(folder: str | os.PathLike[str], runs: Sequence[str] | None = None
         errors=_errors(loaded, name),
         descent=_concatenate([_labelled(run, name, DESCENT) for run in loaded]),
         training=_concatenate([_labelled(run, name, METRICS) for run in loaded]),
+        test_time=_concatenate([_labelled(run, name, TEST_TIME) for run in loaded if TEST_TIME in run[2]["files"]]),
     )
 
 
@@ -416,7 +445,7 @@ def load_run(path: str | os.PathLike[str]) -> RunResults:
             training=read_table(directory, provenance, METRICS),
             evaluation=read_table(directory, provenance, EVALUATION),
             descent=read_table(directory, provenance, DESCENT),
-            traces=read_table(directory, provenance, TRACES) if TRACES in provenance["files"] else None,
+            stored_traces=read_table(directory, provenance, TRACES) if TRACES in provenance["files"] else None,
         )
     except Damaged as error:
         raise ValueError(f"{directory}: {error.reason}") from error
@@ -508,8 +537,8 @@ def _concatenate(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 # --- export ----------------------------------------------------------------------------------------------------------
 
-EXPORTED_TASKS = 4
-"""Tasks whose raw traces are exported: enough to look at, small enough for git. The summary covers all of them."""
+Weights = Literal["none", "one", "all"]
+"""Whose weights are exported: nobody's, those of the smallest seed of each (variant, T), or everybody's."""
 
 
 @dataclass(frozen=True)
@@ -526,11 +555,10 @@ class Exported:
     """Bytes of the exported study."""
 
 
-def export_study(folder: Path, output: Path) -> Exported:
-    """Copy what figures need of a study's latest runs: tables, and weights and a few traces for one seed of each
-    (variant, T).
+def export_study(folder: Path, output: Path, weights: Weights = "one") -> Exported:
+    """Copy what figures need of a study's latest runs: the tables, and the weights that `weights` says.
 
-    The exported folder has the layout of the original, so that everything reads both. Raises ValueError if `output`
+    Raw traces stay behind: the weights give them back (`RunResults.traces`). The exported folder has the layout of the original, so that everything reads both. Raises ValueError if `output`
     holds runs of other settings.
     """
     study = read_study(folder)
@@ -564,7 +592,8 @@ def export_study(folder: Path, output: Path) -> Exported:
     if finished:
         output.mkdir(parents=True, exist_ok=True)
     for directory, config, provenance in finished:
-        whole = config.seed == first_seed[config.variant, config.recursions]
+        first = config.seed == first_seed[config.variant, config.recursions]
+        whole = weights == "all" or (weights == "one" and first)
         new = _export_run(directory, output / directory.name, provenance, whole)
         (copied if new else unchanged).append(directory.name)
     if finished:
@@ -576,11 +605,10 @@ def export_study(folder: Path, output: Path) -> Exported:
 
 def _export_run(source: Path, target: Path, provenance: Mapping[str, Any], whole: bool) -> bool:
     """Whether anything was copied: False if `target` already holds the same files."""
-    names = [CONFIG, METRICS, EVALUATION, DESCENT, *([WEIGHTS] if whole else [])]
-    contents = {name: read_checked(source, provenance, name) for name in names}
-    if whole:
-        traces = read_table(source, provenance, TRACES)
-        contents[TRACES] = _parquet(traces.loc[traces["task"] < EXPORTED_TASKS] if len(traces) else traces)
+    tables = [name for name in (METRICS, EVALUATION, DESCENT, TEST_TIME) if name in provenance["files"]]
+    contents = {name: read_checked(source, provenance, name) for name in (CONFIG, *([WEIGHTS] if whole else []))}
+    # written anew, so that those of an older version become as small
+    contents |= {name: _parquet(read_table(source, provenance, name)) for name in tables}
     if target.exists():
         with contextlib.suppress(Damaged):
             present = check_run(target)
