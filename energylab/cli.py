@@ -86,6 +86,11 @@ class ExportOptions:
     """Folder of the results."""
     output: Path = project.EXPORTED
     """Folder to copy to; the study gets a folder of its name in it."""
+    weights: Annotated[
+        Literal["none", "one", "all"] | None,
+        tyro.conf.arg(metavar="{none,one,all}", help_behavior_hint="(default: one, of a tuning sweep none)"),
+    ] = None
+    """Whose weights: nobody's, one seed's of each model, or everybody's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +103,8 @@ class FigureOptions:
     """Draw the figures that need one study from the latest runs of this one."""
     results: Path = Path("runs")
     """Folder of the results."""
+    venue: Literal["plain", "icml", "icml-column", "neurips"] = "plain"
+    """Where the figures will be printed, which sets their width and fonts."""
     output: Annotated[
         Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(default: figures/STUDY beside the results)")
     ] = None
@@ -391,7 +398,8 @@ _STATUS_HEADER = ("run", "state", "step", "loss", "")
 def export(words: Sequence[str]) -> int:
     description = """Copy what figures need from the runs of the latest `energylab run STUDY`, small enough for git.
 
-That is the tables of every finished run, and for one seed of each variant the weights and a few traces.
+That is the tables of every finished run, and for one seed of each model the weights, from which traces and landscapes
+follow.
 
 Example:
   energylab export recursion"""
@@ -402,8 +410,9 @@ Example:
     folder = project.results_folder(word, options.results)
     output = options.output / folder.name
     project.check_writable("--output", output)
+    weights = options.weights or ("none" if folder.name.endswith("-tuning") else "one")
     with project.problems():
-        done = export_study(folder, output)
+        done = export_study(folder, output, weights)
     exported = len(done.copied) + len(done.unchanged)
     print(f"{output}: {exported} runs, {len(done.copied)} of them new, {done.size / 1e6:.2f} MB")
     if done.missing:
@@ -414,12 +423,12 @@ Example:
 
 
 def figures(words: Sequence[str]) -> int:
-    description = """Draw the files of ./figures, as PDF and PNG, from stored results.
+    description = """Draw the files of ./figures, as PDF and PNG, from stored results; write their numbers as LaTeX and CSV.
 
 Results are read from the folder of the results where the study is complete there, else from studies/results.
 
 Example:
-  energylab figures error_vs_context --study quickstart"""
+  energylab figures error_vs_context --study quickstart --venue icml"""
     chosen, options = _parse_figures(words, description)
     modules = {name: project.figure_module(name) for name in chosen or project.known_figures()}
     if options.study is not None:
@@ -436,24 +445,40 @@ Example:
     }
     complete = True
     for name, module in modules.items():
-        found = [sources[need] for need in needed[name]]
-        missing = [source for source in found if isinstance(source, str)]
-        if missing:
-            print(f"{name}: not drawn: {missing[0]}", file=sys.stderr)
+        found = {need: sources[need] for need in needed[name]}
+        missing = {need: source for need, source in found.items() if isinstance(source, str)}
+        present = [source for source in found.values() if not isinstance(source, str)]
+        drawn = present and (not missing or getattr(module, "PARTIAL", False))
+        for need, sentence in missing.items():
+            print(f"{name}: {f'drawn without {need}' if drawn else 'not drawn'}: {sentence}", file=sys.stderr)
             complete = False
+        if not drawn:
             continue
-        results = project.together([source for source in found if not isinstance(source, str)])
-        stem = (options.output or options.results / "figures" / results.name) / name
-        project.check_writable("--output", stem.parent)
+        results = project.together(present)
+        folder = options.output or _figure_folder(options, needed[name], results.name)
+        project.check_writable("--output", folder)
 
-        from energylab.plotting import save
+        from energylab.plotting import save, style
+        from energylab.plotting.tables import save_table
 
-        with project.errors_of(project.FIGURES / f"{name}.py"):
+        with project.errors_of(project.FIGURES / f"{name}.py"), style(options.venue):
             figure = module.draw(results)
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        save(figure, stem)
-        print(f"{name}: {stem}.pdf and .png, from {results.source}", flush=True)
+            table = module.table(results) if hasattr(module, "table") else None
+        folder.mkdir(parents=True, exist_ok=True)
+        save(figure, folder / name)
+        kinds = ".pdf and .png"
+        if table is not None:
+            save_table(table, folder / name, name)
+            kinds = ".pdf, .png, .tex and .csv"
+        print(f"{name}: {folder / name}{kinds}, from {results.source}", flush=True)
     return 0 if complete else 1
+
+
+def _figure_folder(options: FigureOptions, needs: Sequence[str], study: str) -> Path:
+    """figures/STUDY of the results; figures of several studies lie beside the folders. A venue has a folder of its own."""
+    folder = options.results / "figures"
+    folder = folder / study if len(needs) == 1 else folder
+    return folder if options.venue == "plain" else folder / options.venue
 
 
 def report(words: Sequence[str]) -> int:

@@ -2,7 +2,9 @@
 
     studies/NAME.py      `study(...)` returns a Study; its keyword parameters are its knobs
     studies/results/     exported results
-    figures/NAME.py      `NEEDS`, names of studies, and `draw(results)`, which returns a Figure
+    figures/NAME.py      `NEEDS`, names of studies, and `draw(results)`, which returns a Figure; if it has them, also
+                         `table(results)`, its numbers as a DataFrame, and `PARTIAL = True`, where it draws what is
+                         there of several studies
 
 Study and figure files are Python and are executed. Whatever is wrong with them is a `Problem`, one line for the reader.
 """
@@ -168,20 +170,26 @@ def results_for_figures(word: str, results: Path, latest: bool) -> "StudyResults
         raise Problem(f"study: expected {_one_of_results(results)}, got {word!r}")
     folder = results / name
     runs = store.read_study(folder).get("runs", []) if study is None else [config.name for config in study.runs]
-    finished = 0
+    missing = []
     for run in runs:
         try:
-            finished += store.check_run(folder / run) is not None
+            if store.check_run(folder / run) is None:
+                missing.append(run)
         except store.Damaged as error:
+            missing.append(run)
             print(f"{folder}: damaged: {error}", file=sys.stderr)
     with problems(), _plain_warnings():
-        if runs and finished == len(runs):
+        if runs and not missing:
             return load_study(folder, runs)
         if (EXPORTED / name).is_dir():
             exported = load_study(EXPORTED / name)
             if len(exported.errors):
                 return exported
-    progress = f"{finished} of {len(runs)} runs are finished in {folder}" if runs else f"no runs in {folder}"
+    progress = f"no runs in {folder}"
+    if runs:
+        rest = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        progress = f"{len(runs) - len(missing)} of {len(runs)} runs are finished in {folder}"
+        progress += f" (missing {', '.join(missing[:3])}{rest})"
     return f"{progress}; make them with: energylab run {word}"
 
 
@@ -195,7 +203,7 @@ def together(results: Sequence["StudyResults"]) -> "StudyResults":
 
     tables = {
         field: pd.concat([getattr(result, field) for result in results], ignore_index=True)
-        for field in ("errors", "descent", "training", "learning")
+        for field in ("errors", "descent", "training", "learning", "test_time")
     }
     return StudyResults(
         name="+".join(result.name for result in results),

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from energylab.analysis.statistics import over_seeds
-from energylab.plotting import plots
-from energylab.plotting.style import INK, style
+from energylab.plotting import plots, tables
+from energylab.plotting.style import style
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
@@ -29,9 +28,7 @@ NAMES = {"attention": "attention", "mlp": "MLP"}
 
 
 def draw(results: StudyResults) -> Figure:
-    descent = results.descent.loc[results.descent["token"] == "query"]
-    if descent.empty:
-        raise ValueError(f"{results.name}: expected energy traces of at least one run with recursions, got none")
+    descent = _query_tokens(results)
     blocks = sorted(set(descent["block"]))
     parts = [part for part in NAMES if part in set(descent["part"])]
     last = int(np.max(descent["step"]))
@@ -51,7 +48,7 @@ def draw(results: StudyResults) -> Figure:
             if layer.empty:
                 continue
             axes = used[row, column] = panels[row, column]
-            counts |= _layer(axes, layer)
+            counts |= plots.descent_of_layer(axes, layer)
             plots.whole_number_axis(axes, last, "")
             axes.set_title(f"block {block}, {NAMES[part]}")
         for place, axes in np.ndenumerate(panels):
@@ -66,32 +63,28 @@ def draw(results: StudyResults) -> Figure:
     return figure
 
 
-def _layer(axes: Axes, layer: DataFrame) -> set[int]:
-    """Draw one layer for every T; returns the numbers of seeds behind its lines."""
-    counts = set()
-    axes.axhline(0, color=INK, linewidth=0.4, zorder=0.5)
-    for one in plots.series(layer):
-        middle = over_seeds(one.rows, "energy_change_median", ["step"])
-        low, high = (over_seeds(one.rows, f"energy_change_{end}", ["step"])["mean"] for end in ("q25", "q75"))
-        axes.fill_between(middle["step"], low, high, color=one.colour, alpha=0.16, linewidth=0, zorder=1)
-        if np.max(middle["n"]) > 1:
-            for _, seed in one.rows.groupby("seed"):
-                seed = seed.sort_values("step")
-                axes.plot(
-                    seed["step"], seed["energy_change_median"], color=one.colour, linewidth=0.45, alpha=0.5, zorder=1.5
-                )
-        axes.plot(
-            middle["step"],
-            middle["mean"],
-            color=one.colour,
-            linestyle=one.style.line,
-            marker=one.style.marker,
-            markersize=2.5,
-            label=one.label,
-            zorder=3,
-        )
-        counts |= set(middle["n"])
-    return counts
+def table(results: StudyResults) -> DataFrame:
+    """A row each (layer, T): how far the last step has come, and the worst share of positions that rise in a step."""
+    descent = _query_tokens(results)
+    by = ["layer", "variant", "T"]
+    last = descent[descent["step"] == descent["T"]]
+    fall = tables.interval_columns(over_seeds(last, "energy_change_median", by), "median change of E")
+    table = fall.rename(columns={"variant": "model"})
+    if "fraction_rising" in descent:
+        worst = descent.groupby(by)["fraction_rising"].max().mul(100).reset_index(name="worst % rising")
+        table["worst % rising"] = fall.merge(worst, on=by)["worst % rising"]
+    what = (
+        "Energy that each layer loses, $E(z_T)-E(z_0)$: median over the positions of query tokens. "
+        "Last column: positions whose energy rises, in the worst step of the worst seed."
+    )
+    return tables.captioned(table, what, results)
+
+
+def _query_tokens(results: StudyResults) -> DataFrame:
+    descent = results.descent.loc[results.descent["token"] == "query"]
+    if descent.empty:
+        raise ValueError(f"{results.name}: expected energy traces of at least one run with recursions, got none")
+    return descent
 
 
 def _seeds(counts: set[int]) -> str:

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from energylab.plotting import plots
+from energylab.analysis.statistics import over_seeds
+from energylab.plotting import plots, tables
 from energylab.plotting.style import FLOOR_LINE, NEAREST_NEIGHBOUR_LINE, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
     from energylab.study import StudyResults
 
@@ -27,9 +29,7 @@ NEEDS = ("recursion",)
 
 
 def draw(results: StudyResults) -> Figure:
-    errors = results.errors.loc[results.errors["condition"] == "in-prior"]
-    if errors.empty:
-        raise ValueError(f"{results.name}: expected runs evaluated on in-prior tasks, got none")
+    errors = _in_prior(results)
     with style():
         columns = plots.columns_that_fit(2, narrowest=2.4)
         figure, panels = plots.new_figure(2 // columns, columns)
@@ -53,3 +53,23 @@ def draw(results: StudyResults) -> Figure:
         counts = (n for summary in intervals for n in summary["n"])
         plots.finish(figure, plots.seeds_note(counts, "Bands", cut=cut), results.note)
     return figure
+
+
+def table(results: StudyResults) -> DataFrame:
+    """A row each (k, model), at k = 0, 1, 2, 4, 8, ... and the last."""
+    errors = _in_prior(results)
+    last = int(np.max(errors["k"]))
+    errors = errors[errors["k"].isin({0, last, *(2**power for power in range(last.bit_length()))})]
+    by = ["k", "variant", "T"]
+    excess = tables.interval_columns(over_seeds(errors, "excess_mse", by), "excess MSE")
+    rmse = tables.interval_columns(over_seeds(errors, "rmse", by), "RMSE").drop(columns="seeds")
+    floor = errors.drop_duplicates("k")[["k", "floor_rmse"]].rename(columns={"floor_rmse": "floor RMSE"})
+    table = excess.merge(rmse, on=by).merge(floor, on="k").rename(columns={"variant": "model"})
+    return tables.captioned(table, "Errors after $k$ pairs: excess MSE over the Bayes floor, and RMSE on $y$.", results)
+
+
+def _in_prior(results: StudyResults) -> DataFrame:
+    errors = results.errors.loc[results.errors["condition"] == "in-prior"]
+    if errors.empty:
+        raise ValueError(f"{results.name}: expected runs evaluated on in-prior tasks, got none")
+    return errors

@@ -12,14 +12,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 from energylab.analysis.statistics import paired_differences
-from energylab.plotting import plots
+from energylab.plotting import plots, tables
 from energylab.plotting.style import INK, style
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
@@ -29,9 +29,7 @@ NEEDS = ("recursion",)
 
 
 def draw(results: StudyResults) -> Figure:
-    errors = results.errors.loc[results.errors["condition"] == "in-prior"]
-    keys = ["run", "variant", "T", "seed"]
-    excess = plots.series(errors.groupby(keys, dropna=False, observed=True, as_index=False)[["excess_mse"]].mean())
+    excess = plots.series(plots.excess_by_run(results))
     recursive = [one for one in excess if one.recursions is not None]
     if not recursive:
         raise ValueError(f"{results.name}: expected runs with recursions, evaluated on in-prior tasks, got none")
@@ -46,18 +44,13 @@ def draw(results: StudyResults) -> Figure:
         for axes in panels.flat:
             plots.recursion_axis(axes, recursions)
 
-        intervals = _points(level, recursive, "excess_mse")
-        intervals += [plots.mean_level(level, one, "excess_mse") for one in excess if one.recursions is None]
-        cut = plots.show_range(level, pd.concat([one.rows["excess_mse"] for one in excess]), intervals, stretch=2.0)
-        if level.get_ylim()[0] < 0:  # no excess MSE is negative, though an interval may be
-            level.set_ylim(bottom=0)
-            cut = True
+        intervals, cut = plots.excess_against_recursions(level, excess)
         level.set_title("Excess over the Bayes floor")
         level.set_ylabel("excess MSE (units of $y^2$)")
 
         for gain in gains:
             gain.axhline(0, color=INK, linewidth=0.6)
-            changes = _points(gain, differences, "difference")
+            changes = plots.points_by_variant(gain, differences, "difference")
             cut |= plots.show_range(
                 gain, pd.concat([one.rows["difference"] for one in differences]), changes, stretch=2.0
             )
@@ -85,12 +78,14 @@ def _differences(recursive: list[plots.Series], baseline: int) -> list[plots.Ser
     ] + found
 
 
-def _points(axes: Axes, members: list[plots.Series], y: str) -> list[DataFrame]:
-    """The points of each variant, variants a little beside each other."""
-    variants: dict[str, list[plots.Series]] = {}
-    for one in members:
-        variants.setdefault(one.variant, []).append(one)
-    return [
-        plots.mean_points(axes, of_one, "T", y, factor=1.06 ** (2 * place - len(variants) + 1))
-        for place, of_one in enumerate(variants.values())
-    ]
+def table(results: StudyResults) -> DataFrame:
+    """A row a model; differences to the smallest T of the first variant, for every other model."""
+    runs = plots.excess_by_run(results)
+    recursive = runs[runs["T"].notna()]
+    reference = {"variant": recursive["variant"].iloc[0]}
+    reference["T"] = int(np.min(recursive.loc[recursive["variant"] == reference["variant"], "T"]))
+    alone = len(runs[["variant", "T"]].drop_duplicates()) == 1
+    table = tables.excess_table(runs, None if alone else reference).drop(columns="study")
+    name = f"difference to {reference['variant']}, T = {reference['T']}"
+    table = table.rename(columns={column: column.replace("difference", name) for column in table})
+    return tables.captioned(table, "Excess MSE over the Bayes floor against $T$.", results, adjusted=alone)

@@ -1,6 +1,7 @@
 """The hill under one query: a map of it with the path that the layer takes, and cuts along its steps."""
 
 import math
+from collections.abc import Mapping
 
 import matplotlib
 import numpy as np
@@ -38,6 +39,40 @@ def draw_landscape(found: Landscape, *, model: str = "") -> VenueFigure:
         plots.finish(figure, _explanation(found, model))
         _bar(hill, filled)  # after the letters: it is no panel
     return figure
+
+
+def draw_landscapes(found: Mapping[str, Landscape]) -> VenueFigure:
+    """Maps beside each other, by what to call their models: the hills of one layer in models that differ in T."""
+    with style():
+        columns = plots.columns_that_fit(len(found), narrowest=2.6)
+        figure, panels = plots.new_figure(-(-len(found) // columns), columns, shape=0.86)
+        for axes in panels.flat[len(found) :]:
+            axes.remove()
+        maps = []
+        for axes, (name, one) in zip(panels.flat, found.items(), strict=False):
+            maps.append((axes, _map(axes, one)))
+            axes.set_title(name)
+        first = next(iter(found.values()))
+        layer = first.layer.replace("mlp", "MLP")
+        words = [
+            f"Energy of {layer} around the query of pair {first.pair} of test task {first.task}, one trained model each; "
+            "angles turned from $z_0$ on the sphere.",
+            *(f"{name}: {_fall(one)}" for name, one in found.items()),
+        ]
+        plots.finish(figure, " ".join(words))
+        for axes, filled in maps:
+            _bar(axes, filled)  # after the letters: it is no panel
+    return figure
+
+
+def _fall(found: Landscape) -> str:
+    path = found.path.loc[found.path["kind"] == "path"]
+    bottom = found.path.loc[found.path["kind"] == "bottom"].iloc[0]
+    inside = 100 * path["inside"].min()
+    return (
+        f"falls by {-path['energy'].iloc[-1]:.3g} of the {-bottom['energy']:.3g} down to the bottom; its path lies in the "
+        f"plane to {inside:.0f}%."
+    )
 
 
 def _map(axes: Axes, found: Landscape) -> ContourSet:

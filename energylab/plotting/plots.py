@@ -3,10 +3,13 @@
 Every function takes frames in long form and draws on the axes that it is given; none reads a file.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -15,6 +18,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 
 from energylab.analysis.statistics import over_seeds
 from energylab.plotting.style import INK, NEUTRAL, VariantStyle, VenueFigure, recursion_colour, style, variant_styles
+
+if TYPE_CHECKING:
+    from energylab.study import StudyResults
 
 MARGIN = 0.05  # inches kept free at the left and right of a caption
 
@@ -28,10 +34,14 @@ def columns_that_fit(count: int, narrowest: float) -> int:
         return max(1, min(count, int(venue.width / narrowest)))
 
 
-def new_figure(rows: int, columns: int, *, shape: float = 0.72) -> tuple[VenueFigure, np.ndarray]:
-    """A figure for the active venue and its (rows, columns) array of axes; `shape`: height over width of a cell."""
+def new_figure(
+    rows: int, columns: int, *, shape: float = 0.72, height: float | None = None
+) -> tuple[VenueFigure, np.ndarray]:
+    """A figure for the active venue and its (rows, columns) array of axes; `shape`: height over width of a cell,
+    within bounds; or its `height` in inches.
+    """
     with style() as venue:
-        height = min(max(shape * venue.width / columns, 1.25), 2.7)
+        height = height or min(max(shape * venue.width / columns, 1.25), 2.7)
         figure = VenueFigure(venue.name, rows * height)
         return figure, figure.subplots(rows, columns, squeeze=False)
 
@@ -160,6 +170,65 @@ def mean_points(axes: Axes, members: Sequence[Series], x: str, y: str, *, factor
     return summary
 
 
+def points_by_variant(axes: Axes, members: Sequence[Series], y: str) -> list[pd.DataFrame]:
+    """`mean_points` of each variant against T, variants a little beside each other."""
+    variants: dict[str, list[Series]] = {}
+    for one in members:
+        variants.setdefault(one.variant, []).append(one)
+    return [
+        mean_points(axes, of_one, "T", y, factor=1.06 ** (2 * place - len(variants) + 1))
+        for place, of_one in enumerate(variants.values())
+    ]
+
+
+def excess_against_recursions(axes: Axes, excess: Sequence[Series]) -> tuple[list[pd.DataFrame], bool]:
+    """Excess MSE of each run against T, models without recursions as levels. Returns the summaries, and whether an
+    interval is cut off.
+    """
+    recursive = [one for one in excess if one.recursions is not None]
+    recursion_axis(axes, [one.recursions for one in recursive if one.recursions is not None])
+    summaries = points_by_variant(axes, recursive, "excess_mse")
+    summaries += [mean_level(axes, one, "excess_mse") for one in excess if one.recursions is None]
+    cut = show_range(axes, pd.concat([one.rows["excess_mse"] for one in excess]), summaries, stretch=2.0)
+    if axes.get_ylim()[0] < 0:  # no excess MSE is negative, though an interval may be
+        axes.set_ylim(bottom=0)
+        cut = True
+    axes.set_ylabel("excess MSE (units of $y^2$)")
+    return summaries, cut
+
+
+def descent_of_layer(axes: Axes, layer: pd.DataFrame) -> set[int]:
+    """E(z_t) − E(z_0) of one layer against t, a line for every T; returns the numbers of seeds behind the lines.
+
+    Lines: medians over positions; bands: the interquartile range; both averaged over seeds. Thin: single seeds.
+    """
+    counts = set()
+    axes.axhline(0, color=INK, linewidth=0.4, zorder=0.5)
+    for one in series(layer):
+        middle = over_seeds(one.rows, "energy_change_median", ["step"])
+        low, high = (over_seeds(one.rows, f"energy_change_{end}", ["step"])["mean"] for end in ("q25", "q75"))
+        axes.fill_between(middle["step"], low, high, color=one.colour, alpha=0.16, linewidth=0, zorder=1)
+        if np.max(middle["n"]) > 1:
+            for _, seed in one.rows.groupby("seed"):
+                seed = seed.sort_values("step")
+                axes.plot(
+                    seed["step"], seed["energy_change_median"], color=one.colour, linewidth=0.45, alpha=0.5, zorder=1.5
+                )
+        axes.plot(
+            middle["step"],
+            middle["mean"],
+            color=one.colour,
+            linestyle=one.style.line,
+            marker=one.style.marker,
+            markersize=2.5,
+            label=one.label,
+            zorder=3,
+        )
+        counts |= set(middle["n"])
+    whole_number_axis(axes, int(np.max(layer["step"])), "step $t$")
+    return counts
+
+
 def reference(axes: Axes, frame: pd.DataFrame, x: str, y: str, line: str, label: str) -> None:
     """A reference that does not depend on the model, such as the floor: column `y` of any run, drawn once.
 
@@ -177,11 +246,27 @@ def reference(axes: Axes, frame: pd.DataFrame, x: str, y: str, line: str, label:
     axes.plot(grid, low, color=INK, linestyle=line, linewidth=1.0, label=label, zorder=2.5)
 
 
+def excess_by_run(results: StudyResults) -> pd.DataFrame:
+    """The headline of each run: excess MSE on in-prior tasks, mean over k, beside its parameters and operations.
+
+    One row a run, in the order of the study. Studies share runs: one of several studies is kept where it comes first.
+    Raises ValueError if no run was tested on in-prior tasks.
+    """
+    errors = results.errors.loc[results.errors["condition"] == "in-prior"]
+    if errors.empty:
+        raise ValueError(f"{results.name}: expected runs evaluated on in-prior tasks, got none")
+    labels = ["study", "run", "variant", "T", "seed", "parameters", "flops"]
+    means = errors.groupby(labels, dropna=False, observed=True, sort=False, as_index=False)[["excess_mse"]].mean()
+    return means.drop_duplicates("run", ignore_index=True)
+
+
 # --- axes -----------------------------------------------------------------------------------------------------------
 
 
-def show_range(axes: Axes, values: Iterable[float], summaries: Sequence[pd.DataFrame] = (), *, stretch: float) -> bool:
-    """Choose y limits that hold all `values`, and the intervals of `summaries` as far as `stretch` times the range of
+def show_range(
+    axes: Axes, values: Iterable[float], summaries: Sequence[pd.DataFrame] = (), *, stretch: float, along: str = "y"
+) -> bool:
+    """Choose limits, of y or `along` x, for all `values`, and the intervals of `summaries` as far as `stretch` times their range
     the values beyond it.
 
     With two seeds the t quantile is 12.7, and a band may be so wide that nothing else could be seen. Returns whether
@@ -192,9 +277,13 @@ def show_range(axes: Axes, values: Iterable[float], summaries: Sequence[pd.DataF
     room = stretch * ((high - low) or abs(high) or 1.0)
     bottom = max(low - room, min(low, ends.min(initial=low)))
     top = min(high + room, max(high, ends.max(initial=high)))
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10]))
     pad = 0.05 * ((top - bottom) or abs(top) or 1.0)
-    axes.set_ylim(bottom - pad, top + pad)
+    if along == "x":
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
+        axes.set_xlim(bottom - pad, top + pad)
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10]))
+        axes.set_ylim(bottom - pad, top + pad)
     return bool(ends.min(initial=low) < bottom or ends.max(initial=high) > top)
 
 
@@ -265,16 +354,24 @@ def caption(figure: VenueFigure, *paragraphs: str) -> None:
         return
     with style(figure.venue) as venue:
         text = figure.supxlabel("", x=MARGIN / figure.get_figwidth(), ha="left", fontsize=venue.small, color=INK)
+
+        def width(words: str) -> float:
+            text.set_text(words)
+            return text.get_window_extent().width
+
+        # words are measured one by one: to measure lines, formulas in them are set again and again
+        space = width("a a") - width("aa")
         room = figure.bbox.width - 2 * MARGIN * figure.dpi
         lines = []
         for paragraph in paragraphs:
-            line = ""
+            line, taken = [], 0.0
             for word in re.findall(r"(?:\$[^$]*\$|\S)+", paragraph):  # a formula stays on one line
-                text.set_text(f"{line} {word}".lstrip())
-                if line and text.get_window_extent().width > room:
-                    lines.append(line)
-                    text.set_text(word)
-                line = text.get_text()
-            lines += [line] if line else []
+                own = width(word)
+                if line and taken + space + own > room:
+                    lines.append(" ".join(line))
+                    line, taken = [], 0.0
+                taken += own + (space if line else 0.0)
+                line.append(word)
+            lines += [" ".join(line)] if line else []
         text.set_text("\n".join(lines))
         figure.grow(text.get_window_extent().height / figure.dpi + 0.05)

@@ -24,7 +24,7 @@ EXECUTION_FIELDS = ("device", "log_every", "save_every")
 # Fields that came after the first stored results: part of a run's name only where they are not at their default, which
 # does what was done before there was the field. So a new field renames no stored run. Such a default stays for ever.
 LATER_FIELDS = {
-    "": ("conditions",),  # of the run itself
+    "": ("conditions", "test_recursions"),  # of the run itself
     "model": ("loops", "step_sizes", "temperature", "tie", "recompute"),
     # these change no weight; but a finished run is never done again, so what else it records must be part of its name
     "training": ("trace_every", "snapshots"),
@@ -61,6 +61,8 @@ class RunConfig:
     conditions: tuple[str, ...] = ("in-prior",)
     """What the trained model is tested on: names of `energylab.tasks.CONDITIONS`, `in-prior` or
     `validation` among them."""
+    test_recursions: tuple[int, ...] = ()
+    """Other T' that the trained model is also tested with, each in every CEM layer."""
 
     if TYPE_CHECKING:  # what may be given, beside what is kept
 
@@ -74,6 +76,7 @@ class RunConfig:
             model: ModelConfig,
             training: TrainingConfig,
             conditions: Sequence[str] = ("in-prior",),
+            test_recursions: Sequence[int] = (),
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -94,6 +97,12 @@ class RunConfig:
             raise ValueError(f"conditions: expected {allowed}, got {self.conditions!r}")
         # one order, so that equal sets make equal runs
         object.__setattr__(self, "conditions", tuple(name for name in CONDITIONS if name in names))
+        numbers = self.test_recursions if isinstance(self.test_recursions, list | tuple) else (0,)
+        if not all(type(number) is int and number >= 1 for number in numbers):
+            raise ValueError(f"test_recursions: expected integers of at least 1, got {self.test_recursions!r}")
+        if numbers and not self.model.has_energy:
+            raise ValueError(f"test_recursions: expected none for a model without a CEM layer, got {numbers!r}")
+        object.__setattr__(self, "test_recursions", tuple(sorted(set(numbers))))
         if self.model.input_dim != self.prior.input_dim:
             expected = f"{self.prior.input_dim}, the input_dim of the prior"
             raise ValueError(f"model.input_dim: expected {expected}, got {self.model.input_dim}")

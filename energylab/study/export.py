@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from energylab.study.config import RunConfig
 from energylab.study.files import (
@@ -16,7 +16,7 @@ from energylab.study.files import (
     METRICS,
     SNAPSHOTS,
     STUDY,
-    TRACES,
+    TEST_TIME,
     WEIGHTS,
     Damaged,
     check_study,
@@ -29,8 +29,8 @@ from energylab.study.files import (
 )
 from energylab.study.store import check_run, parquet, read_config, read_table
 
-EXPORTED_TASKS = 4
-"""Tasks whose raw traces are exported: enough to look at, small enough for git. The summary covers all of them."""
+Weights = Literal["none", "one", "all"]
+"""Whose weights are exported: nobody's, those of the smallest seed of each (variant, T), or everybody's."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,11 @@ class Exported:
     """Bytes of the exported study."""
 
 
-def export_study(folder: Path, output: Path) -> Exported:
-    """Copy what figures need of a study's latest runs: tables, and weights and a few traces for one seed of each
-    (variant, T).
+def export_study(folder: Path, output: Path, weights: Weights = "one") -> Exported:
+    """Copy what figures need of a study's latest runs: the tables, and the weights that `weights` says.
 
-    The exported folder has the layout of the original, so that everything reads both. Raises ValueError if `output`
-    holds runs of other settings.
+    Raw traces stay behind: the weights give them back (`RunResults.traces`). The exported folder has the layout of the
+    original, so that everything reads both. Raises ValueError if `output` holds runs of other settings.
     """
     try:
         study = check_study(folder)
@@ -88,7 +87,8 @@ def export_study(folder: Path, output: Path) -> Exported:
     if finished:
         output.mkdir(parents=True, exist_ok=True)
     for directory, config, provenance in finished:
-        whole = config.seed == first_seed[config.variant, config.recursions]
+        first = config.seed == first_seed[config.variant, config.recursions]
+        whole = weights == "all" or (weights == "one" and first)
         new = _export_run(directory, output / directory.name, provenance, whole)
         (copied if new else unchanged).append(directory.name)
     if finished:
@@ -100,12 +100,11 @@ def export_study(folder: Path, output: Path) -> Exported:
 
 def _export_run(source: Path, target: Path, provenance: Mapping[str, Any], whole: bool) -> bool:
     """Whether anything was copied: False if `target` already holds the same files."""
-    names = [CONFIG, METRICS, EVALUATION, DESCENT, *([WEIGHTS] if whole else [])]
-    names += [name for name in (LEARNING, *([SNAPSHOTS] if whole else [])) if name in provenance["files"]]
-    contents = {name: read_checked(source, provenance, name) for name in names}
-    if whole:
-        traces = read_table(source, provenance, TRACES)
-        contents[TRACES] = parquet(traces.loc[traces["task"] < EXPORTED_TASKS] if len(traces) else traces)
+    weights = [name for name in (WEIGHTS, SNAPSHOTS) if whole and name in provenance["files"]]
+    tables = [name for name in (METRICS, EVALUATION, DESCENT, TEST_TIME, LEARNING) if name in provenance["files"]]
+    contents = {name: read_checked(source, provenance, name) for name in (CONFIG, *weights)}
+    # written anew, so that those of an older version become as small
+    contents |= {name: parquet(read_table(source, provenance, name)) for name in tables}
     if target.exists():
         with contextlib.suppress(Damaged):
             present = check_run(target)

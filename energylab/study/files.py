@@ -7,6 +7,7 @@ A run directory `<results>/<study>/<run>/` holds
     evaluation.parquet   a row each (condition, k)
     descent.parquet      energies and steps inside every CEM layer, summarised: a row each (layer, step, token)
     traces.parquet       the same, raw, for a few tasks
+    test_time.parquet    errors with other T' than in training: a row each T', where the config asks for it
     weights.safetensors
     learning.parquet, snapshots.safetensors
                          descent and weights while it learned, where its config asks for them
@@ -34,6 +35,7 @@ SCHEMA = 1
 
 CONFIG, METRICS, EVALUATION = "config.json", "metrics.parquet", "evaluation.parquet"
 DESCENT, TRACES, WEIGHTS = "descent.parquet", "traces.parquet", "weights.safetensors"
+TEST_TIME = "test_time.parquet"
 LEARNING, SNAPSHOTS = "learning.parquet", "snapshots.safetensors"
 STATE, PREVIOUS_STATE = "state.pt", "state.previous.pt"
 PROGRESS, PROVENANCE, STUDY = "progress.json", "provenance.json", "study.json"

@@ -24,6 +24,7 @@ from energylab.analysis.cost import training_flops
 from energylab.analysis.descent import record, summarise
 from energylab.analysis.evaluation import evaluate
 from energylab.analysis.learning import Learning
+from energylab.analysis.recursion import sweep
 from energylab.models import count_parameters
 from energylab.study import store
 from energylab.study.claim import Claim, Claimed, OwnershipLost
@@ -47,6 +48,9 @@ State = Literal[
 
 FAILED = ("diverged", "out of memory", "out of time", "error")
 """States that would come again: such a run is not tried again unless asked for."""
+
+TEST_TIME_TASKS = 1024
+"""Of the 4096 test tasks, those on which other T' are tried: T' = 16 alone costs what 16 tests of T = 1 do."""
 
 PROGRESS_EVERY = 2.0
 """Seconds between two updates of progress.json."""
@@ -259,6 +263,9 @@ class _Run:
         }
         if config.training.trace_every:
             tables[store.LEARNING] = self.learning.table()
+        if config.test_recursions:
+            found = sweep(model, config.prior, config.num_points, config.test_recursions, TEST_TIME_TASKS)
+            tables[store.TEST_TIME] = found.rename(columns={"recursions": "test_recursions"})
         self.claim.check()
         for file, table in tables.items():
             labelled = pd.concat([store.label(config, len(table)), table.reset_index(drop=True)], axis=1)

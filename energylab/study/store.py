@@ -3,20 +3,24 @@
 The files themselves, and how they are kept whole, are in `files`, whose functions are at hand here too.
 """
 
+import functools
 import io
 import os
 import shutil
 import warnings
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet
 import safetensors.torch
 import torch
 
+from energylab.analysis.descent import record
 from energylab.models import InContextRegressor
 from energylab.study.config import RunConfig
 from energylab.study.errors import Tested, TestedRuns, errors_table
@@ -34,6 +38,7 @@ from energylab.study.files import (  # noqa: F401  for those who call this room
     SNAPSHOTS,
     STATE,
     STUDY,
+    TEST_TIME,
     TRACES,
     WEIGHTS,
     Damaged,
@@ -89,8 +94,19 @@ def write_config(directory: Path, config: RunConfig) -> None:
 
 
 def parquet(table: pd.DataFrame) -> bytes:
+    """In as few bytes as Parquet allows: most of a small file would be metadata, which `read_table` does without."""
+    arrow = pa.Table.from_pandas(table, preserve_index=False).replace_schema_metadata(None)
+    words = [column for column, kind in table.dtypes.items() if kind == "str"]  # floats hardly repeat
     buffer = io.BytesIO()
-    table.to_parquet(buffer, engine="pyarrow", compression="zstd", index=False)
+    pyarrow.parquet.write_table(
+        arrow,
+        buffer,
+        compression="zstd",
+        compression_level=9,
+        use_dictionary=words,
+        write_statistics=False,
+        store_schema=False,
+    )
     return buffer.getvalue()
 
 
@@ -113,9 +129,10 @@ def read_config(directory: Path) -> RunConfig:
 def read_table(directory: Path, provenance: Mapping[str, Any], name: str) -> pd.DataFrame:
     content = read_checked(directory, provenance, name)
     try:
-        return pd.read_parquet(io.BytesIO(content), engine="pyarrow")
+        table = pd.read_parquet(io.BytesIO(content), engine="pyarrow")
     except (OSError, ValueError) as error:
         raise Damaged(directory, f"{name} is not readable Parquet ({one_line(error)})") from error
+    return table.astype({"T": "Int64"}) if "T" in table else table
 
 
 def check_run(directory: Path) -> dict[str, Any] | None:
@@ -200,10 +217,18 @@ class RunResults:
     """A row each logged step."""
     evaluation: pd.DataFrame
     descent: pd.DataFrame
-    traces: pd.DataFrame | None
-    """The raw traces; None in an exported run that was exported without them."""
+    stored_traces: pd.DataFrame | None
+    """None in an exported run."""
     learning: pd.DataFrame | None
     """A row for each (step, layer, t, token) of training; None unless the run's config has a ``trace_every``."""
+
+    @functools.cached_property
+    def traces(self) -> pd.DataFrame:
+        """The raw traces of a few tasks (`energylab.analysis.descent.record`): as stored, else recorded anew."""
+        if self.stored_traces is not None:
+            return self.stored_traces
+        recorded = record(self.model, self.prior, self.config.num_points)
+        return pd.concat([label(self.config, len(recorded)), recorded], axis=1)
 
     @property
     def prior(self) -> GaussianProcessPrior:
@@ -222,8 +247,10 @@ class StudyResults:
     """As `load_results`."""
     descent: pd.DataFrame
     training: pd.DataFrame
-    learning: pd.DataFrame
+    learning: pd.DataFrame = field(default_factory=pd.DataFrame)
     """Empty, without columns, where no run recorded any."""
+    test_time: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """A row each (run, T' at test time); empty where no run was tested so."""
 
 
 def load_results(folder: str | os.PathLike[str]) -> pd.DataFrame:
@@ -272,6 +299,7 @@ def load_study(folder: str | os.PathLike[str], runs: Sequence[str] | None = None
         descent=_concatenate([_labelled(run, name, DESCENT) for run in loaded]),
         training=_concatenate([_labelled(run, name, METRICS) for run in loaded]),
         learning=_concatenate([_labelled(run, name, LEARNING) for run in loaded if LEARNING in run[2]["files"]]),
+        test_time=_concatenate([_labelled(run, name, TEST_TIME) for run in loaded if TEST_TIME in run[2]["files"]]),
     )
 
 
@@ -307,7 +335,7 @@ def load_run(path: str | os.PathLike[str], step: int | None = None) -> RunResult
             training=read_table(directory, provenance, METRICS),
             evaluation=read_table(directory, provenance, EVALUATION),
             descent=read_table(directory, provenance, DESCENT),
-            traces=read_table(directory, provenance, TRACES) if TRACES in provenance["files"] else None,
+            stored_traces=read_table(directory, provenance, TRACES) if TRACES in provenance["files"] else None,
             learning=read_table(directory, provenance, LEARNING) if LEARNING in provenance["files"] else None,
         )
     except Damaged as error:

@@ -22,6 +22,7 @@ def tuning(study: Study, rates: Sequence[float] = LEARNING_RATES, steps: int = T
             run,
             seed=TUNING_SEED,
             conditions=("validation",),
+            test_recursions=(),
             training=dataclasses.replace(run.training, steps=steps, learning_rate=rate),
         )
         for run in _first_of_each(study)

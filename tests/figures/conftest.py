@@ -3,7 +3,7 @@
 import functools
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 FIGURES = Path(__file__).parents[2] / "figures"
+STEP = np.arange(200, 10_001, 200)
 LEVELS = {1: 0.0235, 2: 0.0204, 4: 0.0193, 8: 0.0197}  # excess MSE
 
 
@@ -25,6 +26,7 @@ class Results:
     errors: pd.DataFrame
     descent: pd.DataFrame
     training: pd.DataFrame
+    test_time: pd.DataFrame = field(default_factory=pd.DataFrame)
 
 
 def references(num_points: int, tasks: int = 48) -> pd.DataFrame:
@@ -71,9 +73,11 @@ def make_study(
             level = LEVELS.get(T, 0.02) + 0.002 * variants.index(variant) if T else 0.011
             excess = (level + shift + random.normal(scale=0.0003)) * bump / bump.mean()
             rmse = np.hypot(base["floor_rmse"], np.sqrt(excess))
-            errors.append(base.assign(condition="in-prior", excess_mse=excess, rmse=rmse, **columns))
-            errors.append(base.assign(condition="noise x2", excess_mse=1.0, rmse=9.0, **columns))
-            training.append(pd.DataFrame({"step": [50, 100], "loss": [0.5, 0.4]}).assign(**columns))
+            cost = {"parameters": 49_605 if T else 82_497, "flops": int(1e12 * (2 + 7 * (T or 1)))}
+            errors.append(base.assign(condition="in-prior", excess_mse=excess, rmse=rmse, **columns, **cost))
+            errors.append(base.assign(condition="noise x2", excess_mse=1.0, rmse=9.0, **columns, **cost))
+            curve = level + shift + 0.5 * np.exp(-STEP / 900) + random.normal(scale=0.0008, size=len(STEP))
+            training.append(pd.DataFrame({"step": STEP, "excess_loss": curve}).assign(**columns))
             for block in range(depth if T else 0):
                 for part in parts:
                     t = np.arange(T + 1)
@@ -102,6 +106,138 @@ def make_study(
     )
 
 
+MODELS: dict[str, dict[tuple[str, int | None], tuple[float, int, float]]] = {
+    # (variant, T): excess MSE, parameters, TFLOP; the variants are those of the study files
+    "diagonal": {
+        ("CEM", 1): (0.0248, 49_605, 9.1),
+        ("CEM", 2): (0.0208, 49_605, 15.9),
+        ("CEM no diagonal", 1): (0.0252, 49_477, 8.2),
+        ("CEM no diagonal", 2): (0.0222, 49_477, 14.1),
+        ("CEM per-head diagonal", 1): (0.0247, 49_989, 11.8),
+        ("CEM per-head diagonal", 2): (0.0211, 49_989, 21.4),
+    },
+    "preconditioner": {
+        ("CEM", 2): (0.0208, 49_605, 15.9),
+        ("CEM P diagonal", 2): (0.0206, 49_861, 15.9),
+        ("CEM P diagonal low rank", 2): (0.0204, 53_957, 18.2),
+        ("CEM P diagonal low rank positive", 2): (0.0209, 51_909, 17.0),
+    },
+    "looping": {
+        ("CEM", 1): (0.0248, 49_605, 9.1),
+        ("CEM", 2): (0.0208, 49_605, 15.9),
+        ("CEM, equal operations", 2): (0.0201, 55_900, 17.6),
+        ("CEM refreshed history", 2): (0.0188, 49_605, 18.1),
+        ("CEM looped block", 1): (0.0171, 49_605, 18.1),
+        ("CEM deeper", 1): (0.0142, 98_900, 18.1),
+    },
+    "tied_weights": {
+        ("Llama", None): (0.0110, 82_497, 8.7),
+        ("Llama, K = V", None): (0.0130, 74_305, 7.9),
+        ("Llama, Q = O", None): (0.0112, 74_305, 8.7),
+        ("Llama, K = V and Q = O", None): (0.0210, 66_113, 7.9),
+        ("Llama attention, CEM MLP", 1): (0.0113, 66_115, 8.4),
+        ("CEM attention, Llama MLP", 1): (0.0208, 66_115, 8.0),
+        ("CEM no diagonal", 1): (0.0252, 49_477, 8.2),
+        ("CEM attention of rank 32, Llama MLP", 1): (0.0240, 82_499, 9.7),
+        ("CEM no diagonal, equal operations", 1): (0.0238, 55_800, 9.0),
+        ("CEM no diagonal, equal parameters", 1): (0.0225, 84_900, 13.1),
+    },
+    "update_rule": {
+        ("CEM", 2): (0.0208, 49_605, 15.9),
+        ("CEM", 4): (0.0217, 49_605, 29.5),
+        ("CEM heavy ball", 2): (0.0207, 49_609, 15.9),
+        ("CEM heavy ball", 4): (0.0214, 49_609, 29.5),
+        ("CEM Nesterov", 2): (0.0206, 49_609, 15.9),
+        ("CEM Nesterov", 4): (0.0212, 49_609, 29.5),
+    },
+    "full_cem": {
+        ("Llama", None): (0.0140, 82_497, 8.7),
+        ("CEM", 2): (0.0208, 49_605, 15.9),
+        ("CEM preconditioned", 2): (0.0204, 53_957, 18.2),
+        ("CEM preconditioned, equal parameters", 2): (0.0188, 83_100, 27.0),
+    },
+}
+CONDITIONS = {
+    "in-prior": 1.0,
+    "shifted-inputs": 31.0,
+    "held-out-kernel": 9.0,
+    "half-noise": 0.9,
+    "double-noise": 2.2,
+    "short-lengthscale": 6.0,
+    "long-lengthscale": 1.7,
+    "mean-offset": 14.0,
+    "double-points": 2.9,
+}
+
+
+@functools.cache
+def make_models(name: str, seeds: int = 3, note: str = "") -> Results:
+    """A study of `MODELS`, or "generalisation", "test_time"."""
+    random = np.random.default_rng(2)
+    recursive = {("CEM", T): (level, 49_605, 2.0 + 7 * T) for T, level in LEVELS.items()}
+    conditions = {"in-prior": 1.0}
+    if name == "generalisation":
+        models = recursive | {("Llama", None): (0.011, 82_497, 8.7)}
+        conditions = CONDITIONS
+    else:
+        models = MODELS.get(name, recursive)
+    base = references(12)
+    errors, descent, training, test_time = [], [], [], []
+    for seed in range(seeds):
+        shift = random.normal(scale=0.0007)
+        for (variant, T), (level, parameters, tflop) in models.items():
+            columns = {"study": name, "run": f"{variant}-T{T}-seed{seed}", "variant": variant, "T": T, "seed": seed}
+            own = level + shift + random.normal(scale=0.0003)
+            for condition, factor in conditions.items():
+                excess = own * factor * random.normal(1, 0.02)
+                out = condition in ("held-out-kernel", "mean-offset", "double-noise", "short-lengthscale")
+                rows = base.assign(
+                    condition=condition,
+                    predictions=4096,
+                    excess_mse=excess,
+                    excess_mse_over_prior=excess - 0.01 if out else excess,
+                    rmse=np.hypot(base["floor_rmse"], np.sqrt(excess)),
+                    prior_rmse=np.hypot(base["floor_rmse"], 0.1) if out else base["floor_rmse"],
+                    parameters=parameters,
+                    flops=int(tflop * 1e12),
+                )
+                errors.append(rows.assign(**columns))
+            step = np.arange(200, 10_001, 200)
+            curve = own + 0.5 * np.exp(-step / 900) + random.normal(scale=0.0008, size=len(step))
+            norm = 0.5 + 2 * np.exp(-step / 900)
+            logged = {
+                "step": step,
+                "loss": 0.2 + curve,
+                "loss_max": 0.3 + 2 * curve,
+                "excess_loss": curve,
+                "gradient_norm": norm,
+                "gradient_norm_max": 3 * norm,
+                "learning_rate": 2e-3,
+            }
+            training.append(pd.DataFrame(logged).assign(**columns))
+            if name == "test_time" and T:
+                steps = np.array([1, 2, 3, 4, 5, 6, 8, 12, 16])
+                away = np.abs(np.log2(steps / T))
+                changes = {
+                    f"energy_change block {block} {part}": -size * (1 - np.exp(-steps / T))
+                    for block in (0, 1)
+                    for part, size in (("attention", 90.0), ("mlp", 15.0))
+                }
+                excess = own * (1 + 12 * away**1.5)
+                rows = {"test_recursions": steps, "rmse": np.sqrt(0.21 + excess), "excess_mse": excess, **changes}
+                test_time.append(pd.DataFrame(rows).assign(**columns))
+    frames = [pd.concat(parts, ignore_index=True).astype({"T": "Int64"}) for parts in (errors, training)]
+    return Results(
+        name=name,
+        note=note,
+        source=f"runs/{name}",
+        errors=frames[0],
+        descent=pd.DataFrame(descent),
+        training=frames[1],
+        test_time=pd.concat(test_time, ignore_index=True).astype({"T": "Int64"}) if test_time else pd.DataFrame(),
+    )
+
+
 def load_figure(name: str) -> ModuleType:
     specification = importlib.util.spec_from_file_location(name, FIGURES / f"{name}.py")
     module = importlib.util.module_from_spec(specification)
@@ -112,6 +248,11 @@ def load_figure(name: str) -> ModuleType:
 @pytest.fixture(scope="session")
 def study() -> Callable[..., Results]:
     return make_study
+
+
+@pytest.fixture(scope="session")
+def models() -> Callable[..., Results]:
+    return make_models
 
 
 @pytest.fixture(scope="session")
