@@ -266,8 +266,8 @@ def excess_by_run(results: StudyResults) -> pd.DataFrame:
 def show_range(
     axes: Axes, values: Iterable[float], summaries: Sequence[pd.DataFrame] = (), *, stretch: float, along: str = "y"
 ) -> bool:
-    """Choose limits, of y or `along` x, for all `values`, and the intervals of `summaries` as far as `stretch` times their range
-    the values beyond it.
+    """Choose limits, of y or `along` x, that hold all `values`, and the intervals of `summaries` as far as `stretch` times
+    the range of the values beyond it.
 
     With two seeds the t quantile is 12.7, and a band may be so wide that nothing else could be seen. Returns whether
     one is cut off.

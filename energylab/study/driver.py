@@ -35,7 +35,7 @@ def plan(
     for config in runs:
         directory = folder / config.name
         outcome = _standing(config, directory, code)
-        task = Task(config=config, directory=directory, time_limit=time_limit)
+        task = Task(config=config, directory=directory, time_limit=time_limit, reuse=True)
         if outcome is None or outcome.state == "killed":
             tasks += [] if retry_failed and outcome is None else [task]
         elif retry_failed and outcome.state in FAILED:

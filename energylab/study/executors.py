@@ -28,6 +28,7 @@ from energylab.study.run import Code, Outcome, Update, execute, threads, write_p
 from energylab.training import resolve_device
 
 Report = Callable[[Update | Outcome], None]
+Said = tuple[str, str, Code, float | None, bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,18 +39,28 @@ class Task:
     directory: Path
     time_limit: float | None = None
     """Seconds that the run may train, all sessions together."""
+    reuse: bool = False
+    """Whether the directory is in a folder of studies, whose finished runs may have done the training already."""
 
-    def say(self, code: Code) -> tuple[str, str, Code, float | None]:
+    def say(self, code: Code) -> Said:
         """The task as plain values, for another process: it trains what config.json will say, and needs no class that
         a study file defines."""
-        return json.dumps(self.config.to_dict()), str(self.directory.resolve()), code, self.time_limit
+        return json.dumps(self.config.to_dict()), str(self.directory.resolve()), code, self.time_limit, self.reuse
 
 
-def execute_said(said: tuple[str, str, Code, float | None], report: Report, should_stop: Callable[[], bool]) -> Outcome:
+def execute_said(said: Said, report: Report, should_stop: Callable[[], bool]) -> Outcome:
     """Execute, in another process, what `Task.say` said."""
-    text, directory, code, time_limit = said
+    text, directory, code, time_limit, reuse = said
     config = RunConfig.from_dict(json.loads(text))
-    return execute(config, Path(directory), code=code, report=report, should_stop=should_stop, time_limit=time_limit)
+    return execute(
+        config,
+        Path(directory),
+        code=code,
+        report=report,
+        should_stop=should_stop,
+        time_limit=time_limit,
+        reuse=reuse,
+    )
 
 
 class Executor(ABC):
@@ -88,6 +99,7 @@ class InProcess(Executor):
                         report=report,
                         should_stop=stop,
                         time_limit=task.time_limit,
+                        reuse=task.reuse,
                     )
                 )
 

@@ -89,8 +89,11 @@ def execute(
     report: Callable[[Update], None] = lambda update: None,
     should_stop: Callable[[], bool] = lambda: False,
     time_limit: float | None = None,
+    reuse: bool = False,
 ) -> Outcome:
     """Bring a run to its end in `directory`: continue what is there, or start.
+
+    With `reuse`, `directory` is one of a study beside others, and training that one of those has done is taken over.
 
     `report` is told where the run is; `should_stop` is asked after every step, and when it says yes the state is saved
     and the run ends as interrupted. A run that has trained for `time_limit` seconds, all sessions together, is saved
@@ -101,7 +104,7 @@ def execute(
         with Claim(directory) as claim:
             store.remove_leftovers(directory)
             try:
-                return _Run(config, directory, code, claim, report, should_stop, time_limit).execute()
+                return _Run(config, directory, code, claim, report, should_stop, time_limit, reuse).execute()
             except (store.Damaged, OwnershipLost):
                 raise
             except OSError as error:
@@ -135,9 +138,10 @@ class _Run:
         report: Callable[[Update], None],
         should_stop: Callable[[], bool],
         time_limit: float | None,
+        reuse: bool,
     ):
         self.config, self.directory, self.code, self.claim = config, directory, code, claim
-        self.report, self.should_stop, self.time_limit = report, should_stop, time_limit
+        self.report, self.should_stop, self.time_limit, self.reuse = report, should_stop, time_limit, reuse
         self.started = _now()
         self.notices: list[str] = []
         self.history: list[dict[str, Any]] = []
@@ -182,7 +186,7 @@ class _Run:
         if notice is not None:
             self.notices.append(notice)
         if state is None:
-            if (elsewhere := trained_elsewhere(self.config, self.directory)) is not None:
+            if self.reuse and (elsewhere := trained_elsewhere(self.config, self.directory)) is not None:
                 state, notice = elsewhere
                 trainer.load_state_dict(state["trainer"])
                 self.notices.append(notice)
