@@ -10,6 +10,7 @@ import torch
 from tiny_runs import assert_same_results, tiny_config, train
 
 from energylab.study import Study, load_run, load_study, store
+from energylab.study.export import export_study
 
 RECORDED = {"trace_every": 6, "snapshots": 4}
 
@@ -119,7 +120,7 @@ def test_an_export_keeps_the_record_and_one_seeds_snapshots(tmp_path: Path) -> N
     for config in configs:
         assert train(config, folder).state == "finished"
     store.write_study(folder, Study("tiny", configs), {})
-    store.export_study(folder, tmp_path / "kept")
+    export_study(folder, tmp_path / "kept")
     pd.testing.assert_frame_equal(load_study(folder).learning, load_study(tmp_path / "kept").learning)
     assert load_study(folder).learning["seed"].unique().tolist() == [0, 1]
     first, second = (tmp_path / "kept" / config.name for config in configs)
