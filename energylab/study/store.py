@@ -439,7 +439,8 @@ def load_run(path: str | os.PathLike[str], step: int | None = None) -> RunResult
 def _snapshot(directory: Path, provenance: Mapping[str, Any], step: int) -> dict[str, torch.Tensor]:
     """The weights that a run had after so many training steps."""
     if SNAPSHOTS not in provenance["files"]:
-        raise ValueError(f"step: {directory} keeps no snapshots; train with TrainingConfig(snapshots=...) to have some")
+        made = "are made by TrainingConfig(snapshots=...), and not exported"
+        raise ValueError(f"step: expected a run with snapshots, which {made}; got {directory}, which has none")
     tensors = safetensors.torch.load(read_checked(directory, provenance, SNAPSHOTS))
     steps = sorted({int(name.partition("/")[0]) for name in tensors})
     if step not in steps:
@@ -602,7 +603,7 @@ def export_study(folder: Path, output: Path) -> Exported:
 def _export_run(source: Path, target: Path, provenance: Mapping[str, Any], whole: bool) -> bool:
     """Whether anything was copied: False if `target` already holds the same files."""
     names = [CONFIG, METRICS, EVALUATION, DESCENT, *([WEIGHTS] if whole else [])]
-    names += [name for name in (LEARNING, *([SNAPSHOTS] if whole else [])) if name in provenance["files"]]
+    names += [LEARNING] if LEARNING in provenance["files"] else []  # and no snapshots: each is as large as the weights
     contents = {name: read_checked(source, provenance, name) for name in names}
     if whole:
         traces = read_table(source, provenance, TRACES)
