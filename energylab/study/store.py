@@ -345,7 +345,8 @@ def load_run(path: str | os.PathLike[str], step: int | None = None) -> RunResult
 def _snapshot(directory: Path, provenance: Mapping[str, Any], step: int) -> dict[str, torch.Tensor]:
     """The weights that a run had after so many training steps."""
     if SNAPSHOTS not in provenance["files"]:
-        raise ValueError(f"step: {directory} keeps no snapshots; train with TrainingConfig(snapshots=...) to have some")
+        made = "are made by TrainingConfig(snapshots=...), and not exported"
+        raise ValueError(f"step: expected a run with snapshots, which {made}; got {directory}, which has none")
     tensors = safetensors.torch.load(read_checked(directory, provenance, SNAPSHOTS))
     steps = sorted({int(name.partition("/")[0]) for name in tensors})
     if step not in steps:
