@@ -54,7 +54,9 @@ def table(results: StudyResults) -> DataFrame:
                     "best multiple of the next step": multiple,
                 }
             )
-    what = f"Path of the query of pair {PAIR} of one test task on the energy of the last attention layer; one model each."
+    what = (
+        f"Path of the query of pair {PAIR} of one test task on the energy of the last attention layer; one model each."
+    )
     return tables.captioned(pd.DataFrame(rows), what, results)
 
 

@@ -107,7 +107,7 @@ def _map(axes: Axes, found: Landscape) -> ContourSet:
     label = f"{'bottom' if found.stationary else 'lowest point found'}{', far off this plane' if off else ''}"
     axes.plot(*points["bottom"].T, marker="*", markersize=9, color="#a8a8a8" if off else "white", label=label, **look)
     (across, up), (first, second) = path[-1] - path[-2], path[1] - path[0]
-    _name(axes, path[0], (-first, -second), "$z_0$")
+    _name(axes, path[0], (second, -first), "$z_0$")  # beside it too: the frame is near
     _name(axes, path[-1], (up, -across), f"$z_{{{found.recursions}}}$")  # beside: more steps may go straight on
     axes.set_aspect("equal")
     axes.set_xlim(alpha[0], alpha[-1])

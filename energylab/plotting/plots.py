@@ -266,8 +266,8 @@ def excess_by_run(results: StudyResults) -> pd.DataFrame:
 def show_range(
     axes: Axes, values: Iterable[float], summaries: Sequence[pd.DataFrame] = (), *, stretch: float, along: str = "y"
 ) -> bool:
-    """Choose limits, of y or `along` x, that hold all `values`, and the intervals of `summaries` as far as `stretch` times the range of
-    the values beyond it.
+    """Choose limits, of y or `along` x, that hold all `values`, and the intervals of `summaries` as far as `stretch` times
+    the range of the values beyond it.
 
     With two seeds the t quantile is 12.7, and a band may be so wide that nothing else could be seen. Returns whether
     one is cut off.
@@ -279,7 +279,9 @@ def show_range(
     top = min(high + room, max(high, ends.max(initial=high)))
     pad = 0.05 * ((top - bottom) or abs(top) or 1.0)
     if along == "x":
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
+        axes.xaxis.set_major_locator(
+            MaxNLocator(nbins=4 if axes.figure.get_figwidth() > 4.5 else 3, steps=[1, 2, 5, 10])
+        )
         axes.set_xlim(bottom - pad, top + pad)
     else:
         axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10]))

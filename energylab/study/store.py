@@ -558,8 +558,8 @@ class Exported:
 def export_study(folder: Path, output: Path, weights: Weights = "one") -> Exported:
     """Copy what figures need of a study's latest runs: the tables, and the weights that `weights` says.
 
-    Raw traces stay behind: the weights give them back (`RunResults.traces`). The exported folder has the layout of the original, so that everything reads both. Raises ValueError if `output`
-    holds runs of other settings.
+    Raw traces stay behind: the weights give them back (`RunResults.traces`). The exported folder has the layout of the
+    original, so that everything reads both. Raises ValueError if `output` holds runs of other settings.
     """
     study = read_study(folder)
     if not study:
