@@ -46,6 +46,7 @@ def draw(results: StudyResults) -> Figure:
             plots.whole_number_axis(axes, int(np.max(training["step"])), "training step")
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
             axes.set_ylabel(label)
+            axes.set_title("Loss" if column == "loss_max" else "Gradient")
         seeds = plots.count(training.groupby(["variant", "T"], dropna=False)["seed"].nunique())
         every = int(training.groupby("run")["step"].diff().max())
         what = f"The largest of each {every} steps, gradients before clipping. {seeds}: each thin, their median thick."

@@ -83,7 +83,7 @@ def tradeoff(axes: Axes, points: pd.DataFrame, cost: str, *, by_study: bool = Tr
     axes.set_xlim(left / room**2, right * room)
     for axis in (axes.xaxis, axes.yaxis):
         start, end = axis.get_view_interval()
-        within = (1, 1.5, 2, 3, 4, 5, 6, 8) if end / start < 4 else (1, 2, 5)
+        within = (1, 1.5, 2, 3, 4, 5, 6, 8) if end / start < 6 else (1, 2, 5)
         axis.set_major_locator(LogLocator(subs=within, numticks=20))
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
