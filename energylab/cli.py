@@ -52,10 +52,22 @@ class RunOptions:
     """Worker processes."""
     device: Literal["study", "auto", "cpu", "cuda"] = "study"
     """Where to train: as the study says, or here."""
-    executor: Literal["local", "inprocess"] = "local"
-    """Worker processes, or one run after another in this one."""
+    executor: Literal["local", "inprocess", "ray"] = "local"
+    """Worker processes, one run after another in this one, or Ray tasks."""
+    address: Annotated[
+        str | None, tyro.conf.arg(metavar="ADDRESS", help_behavior_hint="(default: a Ray of its own on this machine)")
+    ] = None
+    """Of the Ray cluster to use, such as auto."""
+    gpus_per_run: Annotated[
+        float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="(default: 1 for a study on cuda, else 0)")
+    ] = None
+    """What a Ray task takes of a GPU, from 0 to 1; with 0, it trains on the CPU."""
+    shard: Annotated[str | None, tyro.conf.arg(metavar="I/N", help_behavior_hint="(default: all runs)")] = None
+    """Execute part I of N of the study, I = 1..N, while other commands execute the others."""
+    time_limit: Annotated[str | None, tyro.conf.arg(metavar="TIME", help_behavior_hint="(default: none)")] = None
+    """How long a run may train, as 90m or 1h30m; after that it is saved, and goes on when given longer."""
     retry_failed: bool = False
-    """Run those that diverged or failed before, and no others."""
+    """Run those that failed before or were killed, and no others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +155,10 @@ class LandscapeOptions:
     """The plane through z_0: main directions of the path, of the curvature, or at random."""
     size: int = 101
     """Points of the grid along each axis."""
+    step: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: the trained weights)")] = (
+        None
+    )
+    """Look at a snapshot of the weights, after so many steps of training."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(default: RUN/landscape)")] = None
     """Folder for the tables and the figure."""
 
@@ -152,11 +168,25 @@ class SweepOptions:
     """How far, and where to write."""
 
     recursions: Annotated[
-        str | None, tyro.conf.arg(metavar="RANGE", help_behavior_hint="(default: 1 to four times the trained T)")
+        str | None, tyro.conf.arg(metavar="RANGE", help_behavior_hint="(default: 1 to twice the trained T, or to 8)")
     ] = None
     """The T' to try, as 1..16 or 1,2,4."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(default: RUN/sweep)")] = None
     """Folder for the tables and the figure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfidenceOptions:
+    """On which tasks, and where to write."""
+
+    conditions: Annotated[
+        str | None, tyro.conf.arg(metavar="NAMES", help_behavior_hint="(default: four, in and out of the prior)")
+    ] = None
+    """Test conditions, as in-prior,double-noise."""
+    tasks: int = 1024
+    """Test tasks of each condition."""
+    output: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(default: RUN/confidence)")] = None
+    """Folder for the table and the figure."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -219,10 +249,18 @@ Example:
   energylab run recursion --steps 200 --seeds 2"""
     path, function, knobs, options = _parse_with_knobs("run", words, RunOptions, description)
 
+    part = None if options.shard is None else _part("--shard", options.shard)
+    time_limit = None if options.time_limit is None else _seconds("--time-limit", options.time_limit)
+    if options.executor != "ray":
+        for key in ("address", "gpus_per_run"):
+            if getattr(options, key) is not None:
+                raise Problem(
+                    f"--{_dashed(key)}: expected it with --executor ray only, got --executor {options.executor}"
+                )
+
     from energylab.study import driver
-    from energylab.study.executors import InProcess, LocalProcesses
     from energylab.study.progress import Live, Plain
-    from energylab.study.run import current_code
+    from energylab.study.version import current_code
     from energylab.training import resolve_device
 
     study = project.resolve(path, function, knobs)
@@ -230,23 +268,26 @@ Example:
         raise Problem(f"--workers: expected an integer of at least 1, got {options.workers}")
     if options.device != "study":
         study = dataclasses.replace(study, runs=tuple(config.on(options.device) for config in study.runs))
-    for config in study.runs:
-        with project.problems(path.as_posix() if options.device == "study" else "--device"):
-            resolve_device(config.training.device)
+    if options.executor != "ray":  # its devices are those of the cluster
+        for config in study.runs:
+            with project.problems(path.as_posix() if options.device == "study" else "--device"):
+                resolve_device(config.training.device)
+    executor = _executor(options)
+    runs = study.runs if part is None else driver.shard(study.runs, *part)
     folder = options.results / study.name
     project.check_writable("--results", folder)
 
-    tasks, outcomes = driver.plan(study, folder, options.retry_failed)
+    code = current_code()
+    tasks, outcomes = driver.plan(runs, folder, code=code, retry_failed=options.retry_failed, time_limit=time_limit)
     before = sum(outcome.state == "finished" for outcome in outcomes)
-    inprocess = options.executor == "inprocess"
-    executor = InProcess() if inprocess else LocalProcesses(options.workers)
-    at_a_time = executor.concurrency(tasks)
+    with project.problems():
+        at_a_time = executor.concurrency(tasks)
     where = f", {at_a_time} at a time" if tasks else ""
-    counts = f"{len(study.runs)} runs, {before} finished before, {len(tasks)} to do{where}"
-    print(f"{study.name}: {counts}; results in {folder}", flush=True)
-    for outcome in outcomes:
-        if outcome.state != "finished":
-            print(f"{outcome.run}: {outcome.sentence}", flush=True)
+    counts = f"{len(runs)} runs, {before} finished before, {len(tasks)} to do{where}"
+    shown = study.name if part is None else f"{study.name}, part {options.shard}"
+    print(f"{shown}: {counts}; results in {folder}", flush=True)
+    for sentence, those in _by_sentence(outcomes).items():
+        print(f"{those[0]}{f' and {len(those) - 1} more' if len(those) > 1 else ''}: {sentence}", flush=True)
     again = shlex.join(["energylab", "run", *words])
     display = (Live if sys.stdout.isatty() else Plain)(tasks, at_a_time)
     with _stop_on_signal(display.say) as stop, display:
@@ -254,26 +295,56 @@ Example:
             study,
             folder,
             executor,
-            code=current_code(),
+            code=code,
             knobs=_plain(knobs),
             tasks=tasks,
             report=display,
             stop=stop,
         )
-    return _conclude(study, outcomes, stopped=stop(), again=again)
+    return _conclude(shown, len(runs), outcomes, stopped=stop(), again=again)
 
 
-def _conclude(study: Any, outcomes: Sequence[Any], stopped: bool, again: str) -> int:
+def _executor(options: RunOptions) -> Any:
+    if options.executor == "ray":
+        if options.gpus_per_run is not None and not 0 <= options.gpus_per_run <= 1:
+            raise Problem(f"--gpus-per-run: expected a number from 0 to 1, got {options.gpus_per_run}")
+        if _version("ray") is None:
+            raise Problem(
+                "--executor: expected an installed ray, found none; get it with: pip install 'energylab[ray]'"
+            )
+        from energylab.study.ray_tasks import RayTasks
+
+        with project.problems("--address"):
+            return RayTasks(options.address, options.gpus_per_run, options.workers)
+    from energylab.study.executors import InProcess, LocalProcesses
+
+    return InProcess() if options.executor == "inprocess" else LocalProcesses(options.workers)
+
+
+def _by_sentence(outcomes: Sequence[Any]) -> dict[str, list[str]]:
+    """The runs that there is something to say of, by what that is."""
+    said: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome.sentence:
+            said.setdefault(outcome.sentence, []).append(outcome.run)
+    return said
+
+
+def _conclude(shown: str, runs: int, outcomes: Sequence[Any], stopped: bool, again: str) -> int:
+    from energylab.study.run import FAILED
+
     finished = sum(outcome.state == "finished" for outcome in outcomes)
-    print(f"{study.name}: {finished} of {len(study.runs)} runs are finished", flush=True)
+    print(f"{shown}: {finished} of {runs} runs are finished", flush=True)
     for outcome in outcomes:
         if outcome.state != "finished":
             print(f"  {outcome.run}: {outcome.state}: {outcome.sentence}")
     if stopped:
         print(f"stopped; go on with: {again}")
-    elif any(outcome.state in ("diverged", "error") for outcome in outcomes):
+    elif any(outcome.state == "disk" for outcome in outcomes):
+        print(f"stopped, since files cannot be written; when they can again, go on with: {again}")
+    elif any(outcome.state in FAILED for outcome in outcomes):
         print(f"try the failed ones again with: {again}{'' if '--retry-failed' in again else ' --retry-failed'}")
-    return 0 if finished == len(study.runs) else 1
+    return 0 if finished == runs else 1
 
 
 def describe(words: Sequence[str]) -> int:
@@ -298,31 +369,15 @@ Example:
   energylab status recursion"""
     word, _, options = _parse("status", words, ResultOptions, description)
 
-    from energylab.study import store
-    from energylab.study.claim import living_owner
+    from energylab.study.status import status as status_of
+    from energylab.study.version import current_code
 
     folder = project.results_folder(word, options.results)
-    names = list(store.read_study(folder).get("runs", []))
-    names += [path.name for path in store.run_directories(folder) if path.name not in names]
-    rows, unsound = [], False
-    for name in names:
-        directory = folder / name
-        progress = store.read_progress(directory)
-        state, sentence = progress.get("state", "waiting"), progress.get("sentence", "")
-        try:
-            provenance = store.check_run(directory)
-            if provenance is not None:
-                state = "finished"
-            elif (owner := living_owner(directory)) is not None:
-                state, sentence = "running", f"{owner} is at work on it"
-            elif state in ("running", "finished"):
-                # it said so itself, and then nothing more
-                state, sentence = "interrupted", "its process is gone; `energylab run` continues it"
-        except store.Damaged as error:
-            state, sentence = "damaged", error.reason
-        unsound |= state in ("damaged", "diverged", "error", "lost")
-        loss = progress.get("loss")
-        rows.append((name, state, str(progress.get("step") or 0), "" if loss is None else f"{loss:.4f}", sentence))
+    found = status_of(folder, current_code())
+    rows = [
+        (run.run, run.state, str(run.step), "" if run.loss is None else f"{run.loss:.4f}", run.sentence)
+        for run in found.runs
+    ]
     widths = [max(len(row[column]) for row in [*rows, _STATUS_HEADER]) for column in range(4)]
     for row in (_STATUS_HEADER, *rows):
         words_left = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
@@ -330,9 +385,11 @@ Example:
         print("  ".join([*words_left, *numbers, row[4]]).rstrip())
     counts = {state: sum(row[1] == state for row in rows) for state in dict.fromkeys(row[1] for row in rows)}
     print(f"{len(rows)} runs: " + ", ".join(f"{number} {state}" for state, number in counts.items()))
+    if found.damage:
+        print(found.damage)
     for path in sorted(folder.glob("*.damaged-*")):
         print(f"set aside: {path.name}")
-    return 1 if unsound else 0
+    return 0 if found.sound else 1
 
 
 _STATUS_HEADER = ("run", "state", "step", "loss", "")
@@ -347,14 +404,14 @@ Example:
   energylab export recursion"""
     word, _, options = _parse("export", words, ExportOptions, description)
 
-    from energylab.study import store
+    from energylab.study.export import export_study
 
     folder = project.results_folder(word, options.results)
     output = options.output / folder.name
     project.check_writable("--output", output)
     weights = options.weights or ("none" if folder.name.endswith("-tuning") else "one")
     with project.problems():
-        done = store.export_study(folder, output, weights)
+        done = export_study(folder, output, weights)
     exported = len(done.copied) + len(done.unchanged)
     print(f"{output}: {exported} runs, {len(done.copied)} of them new, {done.size / 1e6:.2f} MB")
     if done.missing:
@@ -438,7 +495,9 @@ Example:
     target = options.output or options.results / f"{results.name}.html"
     project.check_writable("--output", target.parent)
 
+    from energylab.plotting import style
     from energylab.study import store
+    from energylab.study.report import Drawing
     from energylab.study.report import report as page
 
     drawn = {}
@@ -446,7 +505,10 @@ Example:
         module = project.figure_module(name)
         if len(module.NEEDS) == 1:
             try:
-                drawn[name] = module.draw(results)
+                wide = module.draw(results)
+                with style("icml-column"):
+                    narrow = module.draw(results)
+                drawn[name] = Drawing(wide=wide, narrow=narrow)
             except ValueError as error:
                 print(f"{name}: left out: {error}", file=sys.stderr)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -501,8 +563,8 @@ Example:
     def compute(folder: Path) -> list[str]:
         from energylab import inspection
 
-        with _progress() as say:
-            return inspection.trace(run, folder, say)
+        with _progress("trace") as tell:
+            return inspection.trace(run, folder, tell)
 
     return _inspect(options.output or run / "trace", compute)
 
@@ -520,9 +582,18 @@ Example:
     def compute(folder: Path) -> list[str]:
         from energylab import inspection
 
-        return inspection.landscape(
-            run, options.layer, options.position, options.plane, folder, options.size, task=options.task
-        )
+        with _progress("landscape") as tell:
+            return inspection.landscape(
+                run,
+                options.layer,
+                options.position,
+                options.plane,
+                folder,
+                options.size,
+                task=options.task,
+                step=options.step,
+                tell=tell,
+            )
 
     return _inspect(options.output or run / "landscape", compute)
 
@@ -538,10 +609,30 @@ Example:
     def compute(folder: Path) -> list[str]:
         from energylab import inspection
 
-        with _progress() as say:
-            return inspection.sweep(run, recursions, folder, advance=lambda: say("one T' more"))
+        with _progress("sweep") as tell:
+            return inspection.sweep(run, recursions, folder, tell=tell)
 
     return _inspect(options.output or run / "sweep", compute)
+
+
+def confidence(words: Sequence[str]) -> int:
+    description = """Say whether energy falls deep where a finished run is right, in and out of its prior.
+
+For every layer: Spearman's rank correlation between E(z_0) - E(z_T) and the error, and the variance of the Bayes floor.
+
+Example:
+  energylab confidence runs/recursion/CEM-T4-seed0-ccea5fbd --conditions in-prior,shifted-inputs"""
+    run, options = _parse_run("confidence", words, ConfidenceOptions, description)
+
+    def compute(folder: Path) -> list[str]:
+        from energylab import inspection
+        from energylab.analysis.confidence import CONDITIONS
+
+        names = CONDITIONS if options.conditions is None else tuple(dict.fromkeys(options.conditions.split(",")))
+        with _progress("confidence") as tell:
+            return inspection.confidence(run, folder, names, options.tasks, tell)
+
+    return _inspect(options.output or run / "confidence", compute)
 
 
 def _inspect(folder: Path, compute: Callable[[Path], list[str]]) -> int:
@@ -580,18 +671,38 @@ def _numbers(option: str, text: str) -> list[int]:
     return numbers
 
 
+def _part(option: str, text: str) -> tuple[int, int]:
+    """``2/8`` as numbers."""
+    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise Problem(f"{option}: expected a part from 1 to their number, as 2/8, got {text!r}")
+    return int(match[1]), int(match[2])
+
+
+def _seconds(option: str, text: str) -> float:
+    """``1h30m`` in seconds."""
+    match = re.fullmatch(r"(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?", text)
+    seconds = (
+        0
+        if match is None
+        else sum(int(part or 0) * unit for part, unit in zip(match.groups(), (3600, 60, 1), strict=True))
+    )
+    if not seconds:
+        raise Problem(f"{option}: expected a time, as 90m or 1h30m, got {text!r}")
+    return seconds
+
+
 MOST_RECURSIONS = 1024
 """The most steps of `sweep`: beyond, a typing error is likelier than a question."""
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """A line in a terminal that says what is being done; nothing elsewhere."""
-    from rich.console import Console
+def _progress(command: str) -> Iterator[Callable[[str, float], None]]:
+    """Shows what is being done, and which share of it is done: a bar in a terminal, elsewhere a line every few seconds."""
+    from energylab.study.progress import Bar, Lines
 
-    console = Console(stderr=True)
-    with console.status("loading") if console.is_terminal else contextlib.nullcontext() as status:
-        yield (lambda text: None) if status is None else lambda text: status.update(text)
+    with Bar() if sys.stderr.isatty() else Lines(command) as tell:
+        yield tell
 
 
 def doctor(words: Sequence[str]) -> int:
@@ -604,7 +715,8 @@ Example:
     import torch
 
     from energylab.study.executors import usable_cores
-    from energylab.study.run import LIBRARIES, current_code
+    from energylab.study.run import LIBRARIES
+    from energylab.study.version import current_code
     from energylab.training import resolve_device
 
     code = current_code()
@@ -621,7 +733,7 @@ Example:
     else:
         built = "this PyTorch has no CUDA" if torch.version.cuda is None else "no CUDA device is visible"
         print(f"device: cpu, since {built}; {usable_cores()} usable cores, a worker process with one thread on each")
-    print(f"backend: torch, the fast paths in plain PyTorch; no layer has a Triton kernel yet ({_triton()})")
+    print(f"backend: {_backend(device)}")
     return 0
 
 
@@ -658,6 +770,7 @@ COMMANDS = {
     "trace": Command("how each layer of a run walks down its energy", trace),
     "landscape": Command("draw the energy around one query of a run", landscape),
     "sweep": Command("take more or fewer steps at test time", sweep),
+    "confidence": Command("whether energy falls deep where a run is right", confidence),
     "report": Command("write one HTML file about a study", report),
     "export": Command("copy a study's results for git", export),
     "tasks": Command("print and draw a prior and its floor", tasks),
@@ -666,13 +779,17 @@ COMMANDS = {
 }
 
 
-def _triton() -> str:
-    """Whether Triton could run here, and why not."""
-    version = _version("triton")
-    if version is None:
-        return "triton is not installed"
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    return f"triton {version} is installed, TRITON_INTERPRET is {'set' if interpreted else 'not set'}"
+def _backend(device: Any) -> str:
+    """What backend="auto" chooses on a device, and why."""
+    import torch
+
+    from energylab.kernels.available import INTERPRETED, runs_on, why_not
+
+    h = torch.empty(0, device=device)
+    if not runs_on(h):
+        return f"torch, the fast paths in plain PyTorch; no Triton kernel runs here: {why_not(h)}"
+    fused = "triton, one kernel for all T steps; torch where a layer has another update rule, or a refreshed history"
+    return f"{fused} (interpreted, for tests: TRITON_INTERPRET is set)" if INTERPRETED else fused
 
 
 # --- parsing ---------------------------------------------------------------------------------------------------------

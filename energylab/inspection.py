@@ -1,9 +1,11 @@
 """Looks inside one finished run: compute, write tables and figures, and say in a few lines what was found.
 
-What `energylab trace`, `energylab landscape` and `energylab sweep` do. Each returns the lines to print, and raises
-ValueError, in one line, for what it cannot look at, FileNotFoundError for a run that is not there.
+What `energylab trace`, `landscape`, `sweep` and `confidence` do. Each returns the lines to print, and raises ValueError, in
+one line, for what it cannot look at, FileNotFoundError for a run that is not there. `tell` is told what is being done, and
+which share of that is done.
 """
 
+import functools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -12,15 +14,17 @@ from typing import Any
 
 import pandas as pd
 
+from energylab.analysis.confidence import CONDITIONS, TASKS, fall_and_error
 from energylab.analysis.curvature import INDEFINITE, curvature
 from energylab.analysis.descent import TRACE_TASKS
 from energylab.analysis.descent_report import describe_descent
 from energylab.analysis.inside import energy_layers
 from energylab.analysis.landscape import landscape as compute_landscape
-from energylab.analysis.recursion import SWEEP_TASKS, early_exit
+from energylab.analysis.recursion import SWEEP_TASKS, TOLERANCES, early_exit
 from energylab.analysis.recursion import sweep as compute_sweep
 from energylab.layers import EnergyLayer
 from energylab.plotting import save
+from energylab.plotting.confidence import draw_confidence
 from energylab.plotting.descent import draw_curvature, draw_descent
 from energylab.plotting.landscape import draw_landscape
 from energylab.plotting.recursion import draw_sweep
@@ -28,23 +32,24 @@ from energylab.study import load_run
 from energylab.study.store import RunResults, write_table
 
 Location = str | os.PathLike[str]
-Say = Callable[[str], None]
+Tell = Callable[[str, float], None]
 
 
-def trace(run_path: Location, output: Location, say: Say = lambda text: None) -> list[str]:
-    """The descent report: descent.parquet, layers.parquet, gaps.parquet, curvature.parquet, and two figures.
+def in_silence(what: str, share: float) -> None:
+    """A ``Tell`` for nobody."""
 
-    `say` is told what is being computed.
-    """
+
+def trace(run_path: Location, output: Location, tell: Tell = in_silence) -> list[str]:
+    """The descent report: steps.parquet, layers.parquet, gaps.parquet, curvature.parquet, and two figures."""
     run = load_run(run_path)
     energy_layers(run.model)
     folder = Path(output)
-    say("descent and bottoms")
-    report = describe_descent(run.model, run.prior, run.config.num_points)
-    say("curvature")
-    bends = curvature(run.model, run.prior, run.config.num_points)
+    report = describe_descent(
+        run.model, run.prior, run.config.num_points, advance=functools.partial(tell, "descent and bottoms")
+    )
+    bends = curvature(run.model, run.prior, run.config.num_points, advance=functools.partial(tell, "curvature"))
     _write(folder, steps=report.steps, layers=report.layers, gaps=report.gaps, curvature=bends)
-    say("drawing")
+    tell("drawing", 0)
     written = [*save(draw_descent(report, model=name_of(run), tasks=TRACE_TASKS), folder / "descent")]
     if not bends.empty:
         written += save(draw_curvature(bends, model=name_of(run)), folder / "curvature")
@@ -61,9 +66,14 @@ def landscape(
     size: int = 101,
     task: int = 0,
     seed: int = 0,
+    step: int | None = None,
+    tell: Tell = in_silence,
 ) -> list[str]:
-    """The energy around one query: grid.parquet, path.parquet, cuts.parquet, and a figure."""
-    run = load_run(run_path)
+    """The energy around one query: grid.parquet, path.parquet, cuts.parquet, and a figure.
+
+    `step` asks for a snapshot of the weights, after so many steps of training.
+    """
+    run = load_run(run_path, step)
     found = compute_landscape(
         run.model,
         run.prior,
@@ -74,11 +84,15 @@ def landscape(
         size=size,
         task=task,
         seed=seed,
+        advance=functools.partial(tell, "energies"),
     )
+    tell("drawing", 0)
     folder = Path(output)
     stem = f"{found.layer.replace(', ', ' ').replace(' ', '-')}-pair{found.pair}-{found.plane}"
+    stem += "" if step is None else f"-step{step}"
     _write(folder, **{f"{stem}-grid": found.grid, f"{stem}-path": found.path, f"{stem}-cuts": found.cuts})
-    written = save(draw_landscape(found, model=name_of(run)), folder / stem)
+    model = name_of(run) + ("" if step is None else f" after {step} training steps")
+    written = save(draw_landscape(found, model=model), folder / stem)
     kinds = found.path.groupby("kind", sort=False)["energy"].last()
     certified = found.certified_step_size
     sizes = ", ".join(f"{size:.3g}" for size in found.step_sizes[: 1 if len(set(found.step_sizes)) == 1 else None])
@@ -96,24 +110,25 @@ def sweep(
     recursions: Sequence[int] | None,
     output: Location,
     tasks: int = SWEEP_TASKS,
-    advance: Callable[[], None] = lambda: None,
+    tell: Tell = in_silence,
 ) -> list[str]:
     """Recursion at test time: sweep.parquet, early_exit.parquet, and a figure.
 
-    `recursions` are the T' to try; by default 1 to four times the T of training. `advance` is called after each of them,
-    and after each tolerance of the early exit.
+    `recursions` are the T' to try; by default 1 to twice the T of training, and at least to 8.
     """
     run = load_run(run_path)
     energy_layers(run.model)
     trained = max(layer.recursions for _, _, _, layer in run.model.path() if isinstance(layer, EnergyLayer))
-    numbers = list(range(1, 4 * trained + 1)) if recursions is None else sorted(set(recursions))
+    numbers = list(range(1, max(8, 2 * trained) + 1)) if recursions is None else sorted(set(recursions))
     if not numbers:
         raise ValueError("recursions: expected one number of at least 1, or more, got none")
     folder = Path(output)
-    found = compute_sweep(run.model, run.prior, run.config.num_points, numbers, tasks, advance)
+    more = functools.partial(tell, "more and fewer steps")
+    found = compute_sweep(run.model, run.prior, run.config.num_points, numbers, tasks, more)
     exits = pd.DataFrame()
     if run.config.model.history == "fixed":
-        exits = early_exit(run.model, run.prior, run.config.num_points, numbers[-1], tasks=tasks, advance=advance)
+        early = functools.partial(tell, "early exit")
+        exits = early_exit(run.model, run.prior, run.config.num_points, numbers[-1], TOLERANCES, tasks, early)
     _write(folder, sweep=found, **({} if exits.empty else {"early_exit": exits}))
     written = save(draw_sweep(found, exits, trained, model=name_of(run), tasks=tasks), folder / "sweep")
     lines = [
@@ -127,6 +142,30 @@ def sweep(
         for row in exits.to_dict("records")
     ]
     return [*lines, _wrote(folder, written)]
+
+
+def confidence(
+    run_path: Location,
+    output: Location,
+    conditions: Sequence[str] = CONDITIONS,
+    tasks: int = TASKS,
+    tell: Tell = in_silence,
+) -> list[str]:
+    """Energy against error, in and out of the prior: confidence.parquet, and a figure."""
+    run = load_run(run_path)
+    advance = functools.partial(tell, "falls and errors")
+    found = fall_and_error(run.model, run.prior, run.config.num_points, conditions, tasks, advance)
+    folder = Path(output)
+    _write(folder, confidence=found)
+    written = save(draw_confidence(found, model=name_of(run), tasks=tasks), folder / "confidence")
+    lines = []
+    for (condition, layer), rows in found.groupby(["condition", "layer"], sort=False):
+        said = [
+            f"{row['against']} {row['mean']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]"
+            for row in rows.to_dict("records")
+        ]
+        lines.append(f"{condition}, {layer}: {', '.join(said)}")
+    return ["rank correlation of the fall in energy with", *lines, _wrote(folder, written)]
 
 
 def name_of(run: RunResults) -> str:
@@ -149,12 +188,16 @@ def _layer_line(row: Mapping[Any, Any], bends: pd.DataFrame) -> str:
     here = bends.loc[(bends["layer"] == row["layer"]) & (bends["at"] == "bottom")] if len(bends) else bends
     if len(here):
         kind = here["preconditioner"].iloc[0]
-        text = f"condition number there {here['condition'].median():.3g}"
+        known = here["condition"].median()
+        text = f"condition number there {'unknown' if _missing(known) else f'{known:.3g}'}"
         if kind == INDEFINITE:
             text += f" ({INDEFINITE})"
         elif kind != "I":
             text += f", with P {here['preconditioned_condition'].median():.3g}"
         parts.append(text)
+    problems = here.loc[here["problem"] != "", "problem"] if len(here) else here
+    if len(problems):
+        parts.append(f"missing at {len(problems)} of {len(here)} bottoms, since {problems.iloc[0]}")
     if not row["eigenvalue_min"] == row["eigenvalue_max"] == 1:
         parts.append(f"eigenvalues of P {row['eigenvalue_min']:.3g} to {row['eigenvalue_max']:.3g}")
     return f"{row['layer']}: {'; '.join(parts)}"

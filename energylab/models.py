@@ -37,7 +37,7 @@ class ModelConfig:
     mlp: str = "cem"
     """``cem``, ``llama`` or ``none``."""
     tie: str = "none"
-    """Which weights Llama attention shares: ``none``, ``key_value`` (W_V = W_K), ``query_output`` (W_O = W_Qᵀ) or ``both``."""
+    """What Llama attention shares: ``none``, ``key_value`` (W_V = W_K), ``query_output`` (W_O = W_Qᵀ) or ``both``."""
     recursions: int = 2
     """T, the steps inside every CEM layer."""
     attention_recursions: int | None = None
@@ -60,6 +60,8 @@ class ModelConfig:
     """Times that each block is applied, one after the other, with the same weights: recursion around a block, not in it."""
     step_sizes: str = "shared"
     """``shared``, one η for all steps of a layer, or ``per_step``."""
+    recompute: bool = False
+    """Keep only the x_t for the backward and compute each step again: less memory, more time, the same numbers."""
     temperature: float | None = None
     """τ of the interaction; sqrt(head_dim) by default."""
     positions: str = "none"
@@ -71,7 +73,7 @@ class ModelConfig:
     head: str = "point"
     """``point`` predicts y; ``gaussian`` its mean and variance."""
     backend: str = "auto"
-    """``auto``, ``reference`` or ``torch``."""
+    """``auto``, ``reference``, ``torch`` or ``triton``."""
 
     def __post_init__(self) -> None:
         for key in ("width", "depth", "heads", "hidden", "recursions", "rank", "loops", "input_dim"):
@@ -87,6 +89,8 @@ class ModelConfig:
         check_choice("diagonal", self.diagonal, DIAGONALS)
         check_choice("preconditioner", self.preconditioner, KINDS)
         check_choice("activation", self.activation, tuple(ACTIVATIONS))
+        if not isinstance(self.recompute, bool):
+            raise ValueError(f"recompute: expected true or false, got {self.recompute!r}")
         check_choice("step_sizes", self.step_sizes, ("shared", "per_step"))
         check_choice("positions", self.positions, ("none", "rotary"))
         check_choice("head", self.head, ("point", "gaussian"))
@@ -136,6 +140,8 @@ class InContextRegressor(nn.Module):
         for block in range(config.depth):
             for part, layer in (("attention", _attention(config)), ("mlp", _mlp(config))):
                 if layer is not None:
+                    if isinstance(layer, EnergyLayer):
+                        layer.recompute = config.recompute
                     self.layers.append(layer)
                     self.parts.append((block, part))
         self.read_out = nn.Linear(config.width, 1 if config.head == "point" else 2)

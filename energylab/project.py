@@ -105,6 +105,8 @@ def default_study(name: str) -> "Study | None":
 
 def results_folder(word: str, results: Path) -> Path:
     """The folder of a study's results, given by its name or by the path of its file."""
+    if results.exists() and not results.is_dir():
+        raise Problem(f"--results: expected a folder, got {results}, which is a file")
     if _is_path(word):
         path = study_file(word)
         name = resolve(path, study_function(path), {}).name
@@ -201,7 +203,7 @@ def together(results: Sequence["StudyResults"]) -> "StudyResults":
 
     tables = {
         field: pd.concat([getattr(result, field) for result in results], ignore_index=True)
-        for field in ("errors", "descent", "training", "test_time")
+        for field in ("errors", "descent", "training", "learning", "test_time")
     }
     return StudyResults(
         name="+".join(result.name for result in results),

@@ -39,13 +39,19 @@ class TrainingConfig:
     """Steps between two rows of metrics."""
     save_every: int = 500
     """Steps between two saved states."""
+    trace_every: int = 0
+    """Steps between two records of the descent in every layer, on fixed tasks; 0 for none."""
+    snapshots: int = 0
+    """Snapshots of the weights after the initial one, at logarithmically spaced steps; 0 for none at all."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", tuple(self.betas))
         for key in ("steps", "batch_size", "log_every", "save_every"):
             check_positive(key, getattr(self, key))
-        if isinstance(self.warmup_steps, bool) or not isinstance(self.warmup_steps, int) or self.warmup_steps < 0:
-            raise ValueError(f"warmup_steps: expected an integer of at least 0, got {self.warmup_steps!r}")
+        for key in ("warmup_steps", "trace_every", "snapshots"):
+            value = getattr(self, key)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ValueError(f"{key}: expected an integer of at least 0, got {value!r}")
         for key in ("learning_rate", "gradient_clip"):
             if not 0 < getattr(self, key) < math.inf:
                 raise ValueError(f"{key}: expected a positive number, got {getattr(self, key)!r}")

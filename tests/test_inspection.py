@@ -23,14 +23,20 @@ def _run(monkeypatch):
             variant="CEM", seed=0, prior="fixed", num_points=4, model=model, training=TrainingConfig(steps=1)
         )
         results = SimpleNamespace(model=InContextRegressor(model), config=config, prior=config.prior)
-        monkeypatch.setattr(inspection, "load_run", lambda path: results)
+        monkeypatch.setattr(inspection, "load_run", lambda path, step=None: results)
 
     return make
 
 
 def test_trace(run, tmp_path):
     run(preconditioner="diagonal")
-    lines = inspection.trace("some/run", tmp_path)
+    told = []
+    lines = inspection.trace("some/run", tmp_path, lambda what, share: told.append((what, share)))
+    assert list(dict.fromkeys(what for what, _ in told)) == ["descent and bottoms", "curvature", "drawing"]
+    for stage in ("descent and bottoms", "curvature"):
+        shares = [share for what, share in told if what == stage]
+        assert shares == sorted(shares)
+        assert 0 <= shares[0] < shares[-1] <= 1
     assert [line.split(":")[0] for line in lines[:2]] == ["block 0 attention", "block 0 mlp"]
     assert "above the bottom" in lines[0]
     assert "with P" in lines[0]
@@ -49,6 +55,17 @@ def test_trace_of_a_refreshed_history(run, tmp_path):
     assert (tmp_path / "descent.pdf").exists()
 
 
+def test_eigenvalues_that_were_not_found_are_said(run, tmp_path, monkeypatch):
+    run()
+    monkeypatch.setattr("energylab.analysis.curvature.DENSE", 0)
+    monkeypatch.setattr("energylab.analysis.curvature.LANCZOS_VECTORS", 3)
+    monkeypatch.setattr("energylab.analysis.curvature.LANCZOS_RESTARTS", 1)
+    lines = inspection.trace("some/run", tmp_path)
+    assert "bottoms, since eigenvalues: Lanczos did not find" in lines[0]
+    assert "condition number there unknown" in lines[0]
+    assert (tmp_path / "curvature.pdf").exists()
+
+
 def test_landscape(run, tmp_path):
     run()
     lines = inspection.landscape("some/run", "block 0 mlp", 2, "hessian", tmp_path, size=7)
@@ -59,16 +76,29 @@ def test_landscape(run, tmp_path):
     assert (tmp_path / f"{stem}-cuts.parquet").exists()
     assert (tmp_path / f"{stem}.pdf").exists()
     assert stem in lines[-1]
+    inspection.landscape("some/run", "block 0 mlp", 2, "hessian", tmp_path, size=7, step=30)
+    assert (tmp_path / f"{stem}-step30.pdf").exists()
+
+
+def test_confidence(run, tmp_path):
+    run()
+    lines = inspection.confidence("some/run", tmp_path, ["in-prior", "double-noise"], tasks=64)
+    table = pd.read_parquet(tmp_path / "confidence.parquet")
+    assert len(table) == 2 * 2 * 2
+    row = table[(table["condition"] == "double-noise") & (table["layer"] == "block 0 mlp")].iloc[0]
+    said = f"double-noise, block 0 mlp: error {row['mean']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]"
+    assert any(line.startswith(said) for line in lines)
+    assert (tmp_path / "confidence.pdf").exists()
 
 
 def test_sweep(run, tmp_path):
     run()
-    calls = []
-    lines = inspection.sweep("some/run", None, tmp_path, tasks=8, advance=lambda: calls.append(1))
+    told = []
+    lines = inspection.sweep("some/run", None, tmp_path, tasks=8, tell=lambda what, share: told.append(what))
     table = pd.read_parquet(tmp_path / "sweep.parquet")
     assert table["recursions"].tolist() == list(range(1, 9))
     exits = pd.read_parquet(tmp_path / "early_exit.parquet")
-    assert len(calls) == len(table) + len(exits)
+    assert told == ["more and fewer steps"] * len(table) + ["early exit"] * len(exits)
     assert lines[1].startswith("T' =  2: RMSE")
     assert lines[1].endswith("(as trained)")
     assert len(lines) == len(table) + len(exits) + 1
@@ -83,6 +113,12 @@ def test_sweep(run, tmp_path):
             lambda out: inspection.sweep("r", None, out),
             "model: expected a layer",
         ),
+        (
+            {"attention": "llama", "mlp": "llama"},
+            lambda out: inspection.confidence("r", out),
+            "model: expected a layer",
+        ),
+        ({}, lambda out: inspection.confidence("r", out, ["sunny"]), "condition: expected one of"),
         ({}, lambda out: inspection.sweep("r", [0], out), "recursions: expected an integer of at least 1"),
         ({}, lambda out: inspection.sweep("r", [], out), "recursions: expected one number"),
         ({}, lambda out: inspection.landscape("r", "block 9 mlp", 0, "random", out), "layer: expected one of"),

@@ -7,6 +7,7 @@ import torch
 
 from energylab.layers import norm
 from energylab.models import InContextRegressor, ModelConfig, count_parameters
+from energylab.training import initialise
 
 SMALL = {"width": 16, "hidden": 24, "heads": 2}
 VARIANTS = {
@@ -138,3 +139,13 @@ def test_bad_configs_are_named(options, message):
 def test_inputs_of_other_shapes_are_named(x, y):
     with pytest.raises(ValueError, match=r"x, y: expected shapes \(B, N, 1\) and \(B, N\), got"):
         InContextRegressor(ModelConfig(**SMALL))(torch.randn(x), torch.randn(y))
+
+
+def test_recomputing_changes_memory_and_no_number():
+    x, y = torch.randn(2, 5, 1), torch.randn(2, 5)
+    gradients = []
+    for recompute in (False, True):
+        model = initialise(ModelConfig(width=16, heads=2, hidden=16, recursions=3, recompute=recompute), seed=0)
+        model(x, y).square().sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(kept, again) for kept, again in zip(*gradients, strict=True))

@@ -18,7 +18,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from energylab.analysis.inside import layer_inputs, tangential
+from energylab.analysis.inside import Advance, energy_layers, ignore, layer_inputs, tangential
 from energylab.energies import ConditionalEnergy
 from energylab.layers import norm
 from energylab.layers.descent import angle
@@ -108,7 +108,11 @@ def _lbfgs(energy: ConditionalEnergy, start: Tensor, moving: Tensor) -> Tensor:
 
 
 def gaps(
-    model: InContextRegressor, prior: GaussianProcessPrior, num_points: int, positions: int = POSITIONS
+    model: InContextRegressor,
+    prior: GaussianProcessPrior,
+    num_points: int,
+    positions: int = POSITIONS,
+    advance: Advance = ignore,
 ) -> pd.DataFrame:
     """How far above the bottom each layer stops: a row for each layer and position, on at least so many positions.
 
@@ -120,7 +124,9 @@ def gaps(
     """
     length = len(model.layout.kinds(num_points)[0])
     frames = []
-    for one in layer_inputs(model, prior, num_points, tasks=-(-positions // length)):
+    layers = energy_layers(model)
+    for done, one in enumerate(layer_inputs(model, prior, num_points, tasks=-(-positions // length))):
+        advance(done / len(layers))
         if one.layer.history != "fixed":
             continue
         trace = one.layer.trace(one.h)

@@ -16,10 +16,11 @@ import torch
 from scipy.stats import rankdata
 from torch import Tensor
 
-from energylab.analysis.inside import energy_layers
+from energylab.analysis.inside import Advance, energy_layers, ignore, part_of
 from energylab.analysis.statistics import student_t
 from energylab.models import InContextRegressor
 from energylab.tasks import GaussianProcessPrior, condition
+from energylab.tasks.conditions import TEST_TASKS
 
 GROUPS = 16
 TASKS = 1024
@@ -35,6 +36,7 @@ def fall_and_error(
     num_points: int,
     conditions: Sequence[str] = CONDITIONS,
     tasks: int = TASKS,
+    advance: Advance = ignore,
 ) -> pd.DataFrame:
     """A row for each condition, layer and quantity of ``AGAINST``: ``n`` groups, ``mean``, ``low`` and ``high`` of the rank
     correlation with the fall.
@@ -48,11 +50,14 @@ def fall_and_error(
         raise ValueError(
             f"history: expected fixed, got {model.config.history}: each step then has an energy of its own"
         )
-    if tasks < 4 * GROUPS:
-        raise ValueError(f"tasks: expected at least {4 * GROUPS}, got {tasks}")
-    rows = []
+    if not 4 * GROUPS <= tasks <= TEST_TASKS:
+        limit = f"least {4 * GROUPS}" if tasks < 4 * GROUPS else f"most {TEST_TASKS}"
+        raise ValueError(f"tasks: expected at {limit}, got {tasks}")
     for name in conditions:
-        falls, against = _measure(model, prior, num_points, name, tasks)
+        condition(name, prior, num_points)  # before seconds of work, not after
+    rows = []
+    for done, name in enumerate(conditions):
+        falls, against = _measure(model, prior, num_points, name, tasks, part_of(advance, done, len(conditions)))
         for layer, fall in falls.items():
             for what, values in against.items():
                 found = student_t(
@@ -73,7 +78,12 @@ def rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
 
 @torch.no_grad()
 def _measure(
-    model: InContextRegressor, prior: GaussianProcessPrior, num_points: int, name: str, tasks: int
+    model: InContextRegressor,
+    prior: GaussianProcessPrior,
+    num_points: int,
+    name: str,
+    tasks: int,
+    advance: Advance = ignore,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The falls of each layer, and the quantities of ``AGAINST``, (tasks, N − 1) each."""
     test = condition(name, prior, num_points)
@@ -81,8 +91,11 @@ def _measure(
     queries = model.layout.query_positions(test.num_points)[1:]
     falls: dict[str, list[Tensor]] = {}
     against: dict[str, list[Tensor]] = {what: [] for what in AGAINST}
+    done = 0
     for batch in test.batches(tasks):
         for part in torch.arange(len(batch)).split(128):
+            advance(done / tasks)
+            done += len(part)
             x, y = batch.x[part].to(weight), batch.y[part].to(weight)
             for trace in model.trace(x, y):
                 fall = (trace.energy[0] - trace.energy[-1])[:, queries]

@@ -147,9 +147,7 @@ def activation_bytes(config: ModelConfig, num_points: int, batch_size: int) -> i
 
 def llama_like(config: ModelConfig) -> ModelConfig:
     """The Llama model of the same width, depth, heads and hidden units."""
-    return dataclasses.replace(
-        config, attention="llama", mlp="none" if config.mlp == "none" else "llama", tie="none"
-    )
+    return dataclasses.replace(config, attention="llama", mlp="none" if config.mlp == "none" else "llama", tie="none")
 
 
 def matched(config: ModelConfig, target: float, cost: Callable[[ModelConfig], float]) -> ModelConfig:

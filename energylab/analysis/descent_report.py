@@ -11,7 +11,7 @@ from torch import Tensor
 from energylab.analysis.bottom import POSITIONS, gaps
 from energylab.analysis.certificates import certify
 from energylab.analysis.descent import TRACE_TASKS, record, summarise
-from energylab.analysis.inside import energy_layers, layer_inputs
+from energylab.analysis.inside import Advance, energy_layers, ignore, layer_inputs
 from energylab.layers import norm
 from energylab.layers.descent import angle
 from energylab.models import InContextRegressor
@@ -47,6 +47,7 @@ def describe_descent(
     num_points: int,
     tasks: int = TRACE_TASKS,
     positions: int = POSITIONS,
+    advance: Advance = ignore,
 ) -> DescentReport:
     """The report, on the first ``tasks`` test tasks; bottoms at ``positions`` positions a layer.
 
@@ -56,7 +57,7 @@ def describe_descent(
     traces = record(model, prior, num_points, tasks)
     keys = ["layer", "step", "token"]
     steps = summarise(traces).merge(_angles(model, prior, num_points, tasks), on=keys, how="left", validate="1:1")
-    bottoms = gaps(model, prior, num_points, positions)
+    bottoms = gaps(model, prior, num_points, positions, advance)
     layers = (
         certify(model, prior, num_points)
         .merge(_never_rises(traces), on="layer")

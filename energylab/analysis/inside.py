@@ -1,7 +1,7 @@
 """The inside of a trained model: its energy layers in float64, and what each of them is given on fixed test tasks."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,18 @@ from energylab.layers import EnergyLayer
 from energylab.models import InContextRegressor
 from energylab.tasks import GaussianProcessPrior
 from energylab.tasks.conditions import TEST_SEED
+
+Advance = Callable[[float], None]
+"""Told, now and then, which share of the work is done, 0 to 1."""
+
+
+def ignore(share: float) -> None:
+    """An ``Advance`` for nobody."""
+
+
+def part_of(advance: Advance, done: int, parts: int) -> Advance:
+    """An ``Advance`` for the next of so many equal parts of the work."""
+    return lambda share: advance((done + share) / parts)
 
 
 @dataclass(frozen=True, kw_only=True)

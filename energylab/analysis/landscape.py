@@ -27,17 +27,17 @@ from torch import Tensor
 
 from energylab.analysis.bottom import descend_to_bottom
 from energylab.analysis.curvature import at_one_point, eigenpairs
-from energylab.analysis.inside import LayerInput, find_layer, require_fixed_history, tangential
+from energylab.analysis.inside import Advance, LayerInput, find_layer, ignore, require_fixed_history, tangential
 from energylab.energies import ConditionalEnergy
-from energylab.layers import norm
+from energylab.layers import EnergyLayer, norm
 from energylab.layers.base import check_choice
 from energylab.layers.descent import angle
 from energylab.models import InContextRegressor
 from energylab.tasks import GaussianProcessPrior
 
 PLANES = ("trajectory", "hessian", "random")
-CONTINUED = 256
-"""Steps up to which the layer's own recursion goes on."""
+CONTINUED = 1024
+"""Steps up to which the path goes on."""
 STILL = 1e-6
 """Radians: a continued path that turns by less in a step has converged."""
 FURTHEST = 3.0
@@ -66,7 +66,7 @@ class Landscape:
     """``alpha``, ``beta``, ``energy``: one row a point, β slowest."""
     path: pd.DataFrame
     """``kind``, ``step``, ``alpha``, ``beta``, ``energy``, ``inside``. The kinds: ``path`` (z_0 .. z_T), ``continued`` (z_T
-    and on, by the layer's own rule), ``bottom`` (what L-BFGS finds from z_T), ``certified`` (z_0 after one step of the
+    and on, see ``continue_path``), ``bottom`` (what L-BFGS finds from z_T), ``certified`` (z_0 after one step of the
     certified size, where that is finite and not 0)."""
     cuts: pd.DataFrame
     """``step`` (t), ``multiple`` (s), ``energy_change``: E(norm(x_t + s (x_{t+1} − x_t))) − E(z_t)."""
@@ -95,6 +95,7 @@ def landscape(
     size: int = 101,
     task: int = 0,
     seed: int = 0,
+    advance: Advance = ignore,
 ) -> Landscape:
     """The energy that the query token of pair ``position`` meets in ``layer``, on test task ``task``.
 
@@ -116,23 +117,22 @@ def landscape(
         raise ValueError(f"position: expected 0 to {num_points - 1}, a pair of the task, got {position!r}")
     require_fixed_history(one.layer)
     token = next(i for i, pair in enumerate(one.pairs) if pair == position and one.tokens[i] == "query")
-    return _landscape(one, token, plane, size, task, seed)
+    return _landscape(one, token, plane, size, task, seed, advance)
 
 
-def _landscape(one: LayerInput, token: int, plane: str, size: int, task: int, seed: int) -> Landscape:
+def _landscape(one: LayerInput, token: int, plane: str, size: int, task: int, seed: int, advance: Advance) -> Landscape:
     layer, energy = one.layer, one.energy(0, token)
-    states = layer.trace(one.h, recursions=max(CONTINUED, 2 * layer.recursions)).states[:, 0, token]
-    trained = states[: layer.recursions + 1]
-    continued, converged = _until_still(states[layer.recursions :])
+    trained = layer.trace(one.h).states[:, 0, token]
+    continued, converged = continue_path(layer, energy, trained[-1])
     bottom = descend_to_bottom(energy, norm(trained[-1])[None, None])
     certified = float(layer.certified_step_size(one.h)[0, token])
 
-    z = norm(states[0])
+    z = norm(trained[0])
     axes = _axes(plane, energy, norm(trained), seed)
-    points = {"path": norm(trained), "continued": norm(continued), "bottom": bottom.z[0]}
+    points = {"path": norm(trained), "continued": continued, "bottom": bottom.z[0]}
     if 0 < certified < math.inf:
         direction = layer.preconditioner(energy.force(z[None, None]))[0, 0]
-        points["certified"] = norm(states[0] + certified * direction)[None]
+        points["certified"] = norm(trained[0] + certified * direction)[None]
     start_energy = energy.value(z[None, None]).item()
     frames = []
     for kind, where in points.items():
@@ -153,7 +153,10 @@ def _landscape(one: LayerInput, token: int, plane: str, size: int, task: int, se
     path = pd.concat(frames, ignore_index=True)
     alpha, beta = (torch.linspace(low, high, size, dtype=z.dtype) for low, high in _window(path, plane))
     mesh = torch.cartesian_prod(beta, alpha).flip(-1)
-    values = torch.cat([energy.value(on_sphere(z, axes, part)[None])[0] for part in mesh.split(4096)])
+    values = []
+    for part in mesh.split(4096):
+        advance(len(values) * 4096 / len(mesh))
+        values.append(energy.value(on_sphere(z, axes, part)[None])[0])
     cuts, best = _cuts(energy, trained)
     return Landscape(
         layer=one.name,
@@ -163,9 +166,13 @@ def _landscape(one: LayerInput, token: int, plane: str, size: int, task: int, se
         plane=plane,
         recursions=layer.recursions,
         axes=axes,
-        start=states[0],
+        start=trained[0],
         grid=pd.DataFrame(
-            {"alpha": mesh[:, 0].numpy(), "beta": mesh[:, 1].numpy(), "energy": (values - start_energy).numpy()}
+            {
+                "alpha": mesh[:, 0].numpy(),
+                "beta": mesh[:, 1].numpy(),
+                "energy": (torch.cat(values) - start_energy).numpy(),
+            }
         ),
         path=path,
         cuts=cuts,
@@ -221,11 +228,21 @@ def _turns(path: Tensor) -> Tensor:
     return tangent * angle(z.expand_as(others), others)[:, None]
 
 
-def _until_still(states: Tensor) -> tuple[Tensor, bool]:
-    """Up to the first state from which z turns by less than ``STILL``, and whether there is one."""
-    z = norm(states)
-    still = (angle(z[:-1], z[1:]) < STILL).nonzero()
-    return (states[: int(still[0]) + 1], True) if len(still) else (states, False)
+def continue_path(layer: EnergyLayer, energy: ConditionalEnergy, x: Tensor) -> tuple[Tensor, bool]:
+    """z from x, (D,), through more plain steps of the layer's last size until it stands ``STILL``, and whether it does.
+
+    After each step x is put back to its length: since every step lengthens it, the turns would otherwise shrink like 1/t,
+    wherever z is, and the path would come to rest nowhere.
+    """
+    step_size, length = layer.step_sizes(layer.recursions)[-1], x.norm()
+    path = [norm(x)]
+    for _ in range(CONTINUED):
+        x = x + step_size * layer.preconditioner(energy.force(path[-1][None, None]))[0, 0]
+        x = x * (length / x.norm())
+        path.append(norm(x))
+        if angle(path[-2], path[-1]) < STILL:
+            return torch.stack(path), True
+    return torch.stack(path), False
 
 
 def _window(path: pd.DataFrame, plane: str) -> list[tuple[float, float]]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from energylab.analysis.evaluation import MODEL_BATCH, Totals
-from energylab.analysis.inside import energy_layers, require_fixed_history
+from energylab.analysis.inside import Advance, energy_layers, ignore, require_fixed_history
 from energylab.layers import EnergyLayer, norm
 from energylab.layers.base import check_positive
 from energylab.models import InContextRegressor
@@ -34,13 +34,13 @@ def sweep(
     num_points: int,
     recursions: Sequence[int],
     tasks: int = SWEEP_TASKS,
-    advance: Callable[[], None] = lambda: None,
+    advance: Advance = ignore,
 ) -> pd.DataFrame:
     """Errors and falls in energy for each T' of ``recursions``, on the first test tasks: a row for each T'.
 
     Columns: ``recursions`` (T'); ``rmse`` and ``excess_mse``, as in `energylab.analysis.evaluation`, over all k;
     ``energy_change <layer>``, the mean over tasks and positions of E(z_T') − E(z_0), missing under a refreshed history.
-    ``advance`` is called after each row. Raises ValueError for a model without CEM layers, or no T' of at least 1.
+    Raises ValueError for a model without CEM layers, or no T' of at least 1.
     """
     energy_layers(model)
     for number in recursions:
@@ -57,11 +57,11 @@ def sweep(
         return through
 
     rows = []
-    for number in recursions:
+    for done, number in enumerate(recursions):
+        advance(done / len(recursions))
         errors, layers = _run(model, prior, num_points, tasks, walk(number))
         changes = {f"energy_change {name}": means["energy_change"] for name, means in layers.items()}
         rows.append({"recursions": number, **errors, **changes})
-        advance()
     return pd.DataFrame(rows)
 
 
@@ -73,7 +73,7 @@ def early_exit(
     most: int,
     tolerances: Sequence[float] = TOLERANCES,
     tasks: int = SWEEP_TASKS,
-    advance: Callable[[], None] = lambda: None,
+    advance: Advance = ignore,
 ) -> pd.DataFrame:
     """Errors against steps spent, for each tolerance, at most ``most`` steps a layer: a row for each tolerance.
 
@@ -97,11 +97,11 @@ def early_exit(
         return through
 
     rows = []
-    for tolerance in tolerances:
+    for done, tolerance in enumerate(tolerances):
+        advance(done / len(tolerances))
         errors, layers = _run(model, prior, num_points, tasks, until(tolerance))
         steps = {f"steps {name}": means["steps"] for name, means in layers.items()}
         rows.append({"tolerance": tolerance, "steps": sum(steps.values()) / len(steps), **errors, **steps})
-        advance()
     return pd.DataFrame(rows)
 
 

@@ -5,7 +5,9 @@ import sys
 
 BENCHES = {
     "step": "a training step against its matrix products",
+    "learning": "a record of the descent against the training steps between two",
     "layers": "CEM layers against ordinary ones, and against autograd of their energy",
+    "kernels": "the fused Triton kernels against PyTorch, on a GPU",
     "tasks": "tasks with their floors against a training step and against gpytorch's prior",
 }
 

@@ -11,6 +11,7 @@ Source: arXiv 2605.07588. Shape suffixes: B sequences, N positions, D width, M u
 """
 
 import abc
+import functools
 import math
 from typing import final
 
@@ -128,7 +129,7 @@ _SERIES = tuple(c / (2 ** (2 * n) * (2 * n + 1)) for n, c in enumerate(_TANH, st
 # How many terms of the two reach the dtype, and up to which |a| the second is used: beyond, the closed form no longer
 # cancels by more than the dtype forgives.
 _TERMS = {torch.float64: (8, 8, 0.35)}
-_TERMS_SINGLE = (4, 6, 0.75)
+_TERMS_SINGLE = (4, 8, 1.0)
 _CHUNK = 1 << 15  # elements that stay in a core's cache through some thirty passes
 
 
@@ -136,8 +137,9 @@ def silu_potential(a: Tensor) -> Tensor:
     """``Φ(a) = ∫₀ᵃ SiLU = a softplus(a) + Li₂(−eᵃ) + π²/12``, for every a, and its own gradient.
 
     The closed form is evaluated at −|a| and reflected, ``Φ(a) + Φ(−a) = a²/2``, so that nothing overflows. Near 0 it
-    cancels, and the Taylor series takes over. The relative error is below 2e-14 in float64 and 1e-6 in float32; narrower
-    types are computed in float32. Differentiates to ``SiLU(a)``, as often as wished.
+    cancels, and the Taylor series takes over. In float32 on a CPU a table of tangents takes the place of both. The relative
+    error is below 2e-14 in float64 and 1e-6 in float32; narrower types are computed in float32. Differentiates to
+    ``SiLU(a)``, as often as wished.
     """
     return _SiLUPotential.apply(a)
 
@@ -149,12 +151,39 @@ class _SiLUPotential(torch.autograd.Function):
         wide = a if a.dtype == torch.float64 else a.float()
         if a.is_cuda or torch.compiler.is_compiling():
             return _silu_potential(wide).to(a.dtype)
+        if wide.dtype == torch.float32 and a.numel() and not wide.abs().amax() > _TABLE_RANGE:
+            return _silu_potential_by_table(wide).to(a.dtype)
         return torch.cat([_silu_potential(part) for part in wide.flatten().split(_CHUNK)]).view(a.shape).to(a.dtype)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         (a,) = ctx.saved_tensors
         return grad * F.silu(a)
+
+
+_TABLE_RANGE, _TABLE_CELLS = 20.0, 10_000
+
+
+@functools.cache
+def _table() -> Tensor:
+    """``Φ(a)/a²``, a smooth function, by its tangent c₀ + c₁ a at the middle of each cell of (−20, 20): (1, 2, 1, cells)."""
+    with torch.inference_mode(False):
+        cells = torch.arange(_TABLE_CELLS, dtype=torch.float64, device="cpu")
+        a = ((cells + 0.5) * (2 / _TABLE_CELLS) - 1) * _TABLE_RANGE  # never 0
+        potential = _silu_potential(a)
+        # (Φ/a²)' = (a φ − 2 Φ)/a³; near 0, where that cancels, from the series of Φ
+        slope = torch.where(a.abs() < 0.1, 1 / 12 - a**2 / 80 + a**4 / 672, (a * F.silu(a) - 2 * potential) / a**3)
+        return torch.stack([potential / a**2 - slope * a, slope]).float().view(1, 2, 1, -1)
+
+
+def _silu_potential_by_table(a: Tensor) -> Tensor:
+    """For |a| ≤ 20, float32: four passes instead of thirty. The error of a tangent over half a cell is 6e-7 of Φ."""
+    position = (a * (1 / _TABLE_RANGE)).view(1, 1, -1, 1).expand(-1, -1, -1, 2)
+    # one vectorised look-up of both columns: the table is an image of one row, so the second coordinate does not matter
+    intercept, slope = F.grid_sample(
+        _table(), position, mode="nearest", padding_mode="border", align_corners=False
+    ).view(2, *a.shape)
+    return torch.addcmul(intercept, slope, a).mul_(a).mul_(a)
 
 
 def _silu_potential(a: Tensor) -> Tensor:

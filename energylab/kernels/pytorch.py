@@ -44,7 +44,9 @@ def fast_interaction(energy: InteractionEnergy, causal: bool = True) -> Conditio
 
 
 class FastInteraction(ConditionalEnergy):
-    """An ``InteractionEnergy`` with another ``force``. Value, curvature and single positions are the reference's."""
+    """An ``InteractionEnergy`` with another ``force``. Curvature and single positions are the reference's, and so is the
+    value where it is differentiated.
+    """
 
     def __init__(self, reference: InteractionEnergy):
         self.reference = reference
@@ -75,6 +77,9 @@ class FusedAttention(FastInteraction):
         )
         return self.low_rank.read_out_heads(o_BHNK)
 
+    def value(self, z: Tensor) -> Tensor:
+        return super().value(z) if z.is_cuda or torch.is_grad_enabled() else self.force_and_value(z)[1]
+
     def force_and_value(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """On a CPU the fused attention computes the log-sum-exp anyway, and the operation under it returns it."""
         if z.is_cuda or torch.is_grad_enabled():
@@ -102,19 +107,27 @@ class AbsorbedInteraction(FastInteraction):
         self.mask_NC = mask_NJ.repeat(1, self.heads)
 
     def force(self, z: Tensor) -> Tensor:
-        return self._force_and_logits(z)[0]
+        return self._read_out(self._logits_and_weights(z)[1])
+
+    def value(self, z: Tensor) -> Tensor:
+        return super().value(z) if torch.is_grad_enabled() else self._value(*self._logits_and_weights(z))
 
     def force_and_value(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        force, logits_BNHJ, p_BNHJ = self._force_and_logits(z)
-        # log-sum-exp by its largest term, s_j − log p_j, which cannot underflow: two maxima instead of another exponential
-        lse_BNH = logits_BNHJ.amax(-1) - p_BNHJ.amax(-1).log()
-        return force, -self.reference.temperature * lse_BNH.sum(-1)
+        logits_BNHJ, p_BNHJ = self._logits_and_weights(z)
+        return self._read_out(p_BNHJ), self._value(logits_BNHJ, p_BNHJ)
 
-    def _force_and_logits(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _logits_and_weights(self, z: Tensor) -> tuple[Tensor, Tensor]:
         logits_BNC = torch.baddbmm(self.mask_NC, z, self.b_BCD.mT, alpha=1 / self.reference.temperature)
         logits_BNHJ = logits_BNC.unflatten(-1, (self.heads, -1))
-        p_BNHJ = logits_BNHJ.softmax(-1)
-        return p_BNHJ.flatten(2) @ self.b_BCD, logits_BNHJ, p_BNHJ
+        return logits_BNHJ, logits_BNHJ.softmax(-1)
+
+    def _read_out(self, p_BNHJ: Tensor) -> Tensor:
+        return p_BNHJ.flatten(2) @ self.b_BCD
+
+    def _value(self, logits_BNHJ: Tensor, p_BNHJ: Tensor) -> Tensor:
+        # log-sum-exp by its largest term, s_j − log p_j, which cannot underflow: two maxima instead of another exponential
+        lse_BNH = logits_BNHJ.amax(-1) - p_BNHJ.amax(-1).log()
+        return -self.reference.temperature * lse_BNH.sum(-1)
 
 
 def _absorbing_pays(low_rank: LowRankTerm, others: Sequence[InteractionTerm], width: int) -> bool:

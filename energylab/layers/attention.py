@@ -6,6 +6,7 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from energylab.energies import (
     ConditionalEnergy,
@@ -18,7 +19,8 @@ from energylab.energies import (
 )
 from energylab.energies.interaction import MASKS
 from energylab.kernels.pytorch import fast_interaction
-from energylab.layers.base import EnergyLayer, check_choice, check_positive
+from energylab.layers.base import EnergyLayer, check_choice, check_positive, operand_dtype
+from energylab.layers.descent import Descent, norm
 
 DIAGONALS = ("none", "shared", "per_head")
 
@@ -42,8 +44,9 @@ class CEMAttention(EnergyLayer):
         step_size: the initial η, a number or one number a step; 1/T by default. Learned.
         update_rule: ``gradient``, ``heavy_ball`` or ``nesterov``.
         history: ``fixed``, or ``refreshed``: u_t = norm(x_t) at each step, the looped reading.
-        backend: ``reference``, elementary operations, differentiable twice; ``torch``, fused PyTorch; or
-            ``auto``.
+        backend: ``reference``, elementary operations, differentiable twice; ``torch``, fused PyTorch; ``triton``, one
+            kernel for all T steps, on a GPU, with the gradient rule and a fixed history; or ``auto``: ``triton`` where
+            it can run, else ``torch``.
 
     Parameters: ``query_weight`` and ``key_weight`` (H, d_h, D), ``diagonal`` (D,) or (H, D) or None, ``step_size``.
 
@@ -101,6 +104,48 @@ class CEMAttention(EnergyLayer):
             terms.append(term(u, self.diagonal))
         energy = InteractionEnergy(tuple(terms), self.temperature, MASKS[self.mask](length, u.device))
         return energy if self.backend == "reference" else fast_interaction(energy, self.mask == "causal")
+
+    def _why_not_here(self, h: Tensor) -> str | None:
+        from energylab.kernels.interaction import why_not_shape
+
+        rank = 0 if (left := self.preconditioner.parts()[1]) is None else left.shape[1]
+        return why_not_shape(operand_dtype(h), h.device, self.heads, self.head_dim, self.width, rank)
+
+    def _fused_descent(self, h: Tensor, step_sizes: Tensor, energies: bool, final: bool, record: bool) -> Descent:
+        from energylab.kernels.interaction import interaction_descent
+
+        dtype = operand_dtype(h)
+        u_BND = norm(h).to(dtype)
+        k_BNHK = F.linear(u_BND, self.key_weight.flatten(0, 1).to(dtype)).unflatten(-1, (self.heads, self.head_dim))
+        cos = sin = None
+        if self.rotary:
+            wide = torch.float64 if dtype == torch.float64 else torch.float32
+            positions = RotaryPositions(torch.arange(h.shape[1], device=h.device), self.head_dim, wide)
+            k_BNHK = positions.rotate(k_BNHK.transpose(1, 2)).transpose(1, 2).to(dtype)
+            cos, sin = positions.cos_NK, positions.sin_NK
+        scale, left, right = self.preconditioner.parts()
+        operands = [
+            None if part is None else part.to(dtype) for part in (self.query_weight, self.diagonal, left, right)
+        ]
+        query_weight, diagonal, left, right = operands
+        inputs = (h, u_BND, k_BNHK, query_weight, diagonal, step_sizes, scale, left, right)
+        save = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
+        output, lse, states, forces = interaction_descent(
+            *(None if tensor is None else tensor.contiguous() for tensor in inputs),
+            cos,
+            sin,
+            self.temperature,
+            self.mask,
+            final,
+            save=save or record,
+            forces=record or (save and scale is not None),
+            fused=True,
+        )
+        energy = -self.temperature * lse.sum(2).to(h.dtype)
+        if not record:
+            return Descent(output, energy)
+        between = states[: len(step_sizes) - 1].detach().to(h.dtype)
+        return Descent(output, energy, (h, *between, output), tuple(forces.detach().to(h.dtype)))
 
     def _certified_step_size(self, h: Tensor, recursions: int) -> Tensor:
         return h.new_full(h.shape[:-1], math.inf)

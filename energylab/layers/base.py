@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from energylab.energies import ConditionalEnergy
-from energylab.layers.descent import UPDATE_RULES, Gradient, Recorder, Trace, UpdateRule, descend, norm
+from energylab.kernels.available import runs_on, why_not
+from energylab.layers.descent import UPDATE_RULES, Descent, Gradient, Recorder, Trace, UpdateRule, descend, norm
 from energylab.layers.preconditioner import NoPreconditioner, make_preconditioner
 
-BACKENDS = ("auto", "reference", "torch")
+BACKENDS = ("auto", "reference", "torch", "triton")
 
 
 class EnergyLayer(nn.Module, abc.ABC):
@@ -42,6 +43,8 @@ class EnergyLayer(nn.Module, abc.ABC):
         self.update_rule = UPDATE_RULES[check_choice("update_rule", update_rule, tuple(UPDATE_RULES))]
         self.history = check_choice("history", history, ("fixed", "refreshed"))
         self.backend = check_choice("backend", backend, BACKENDS)
+        if backend == "triton" and (reason := self._why_not_fused(self.update_rule)) is not None:
+            raise ValueError(f"backend: triton cannot run this layer: {reason}")
         self.recompute = False
         """Whether training keeps only the x_t and computes each step again in the backward: less memory, more time."""
 
@@ -104,11 +107,77 @@ class EnergyLayer(nn.Module, abc.ABC):
     def _certified_step_size(self, h: Tensor, recursions: int) -> Tensor:
         """The bound for the plain rule, P = I and a fixed history."""
 
+    def with_energy(self, h: Tensor, recursions: int | None = None, final: bool = True) -> tuple[Tensor, Tensor]:
+        """x_T and the energies ``E(z_t)`` for t = 0..T, (T+1, B, N); both can be differentiated, with every backend.
+
+        Without ``final`` the last one is left out, (T, B, N): a fused kernel has the others for free, and computes that one
+        in a sweep of its own.
+        """
+        recursions = self.recursions if recursions is None else check_positive("recursions", recursions)
+        if self._fuses(h, self.update_rule):
+            descent = self._fused_descent(h, self._step_sizes(recursions), energies=True, final=final, record=False)
+            return descent.output, descent.energy
+        recorder = Recorder()
+        output = self._descend(h, recursions, self.update_rule, recorder)
+        return output, recorder.trace().energy[: None if final else -1]
+
+    def _fuses(self, h: Tensor, update_rule: UpdateRule) -> bool:
+        """Whether a fused Triton kernel takes all steps: as ``backend`` says, under ``auto`` wherever one can.
+
+        Raises ValueError where ``backend`` is ``triton`` and it cannot, with the reason.
+        """
+        if self.backend not in ("auto", "triton"):
+            return False
+        if runs_on(h) and self._why_not_fused(update_rule) is None and self._why_not_here(h) is None:
+            return True
+        if self.backend == "auto":
+            return False
+        reason = self._why_not_fused(update_rule) or (self._why_not_here(h) if runs_on(h) else why_not(h))
+        raise ValueError(f"backend: triton cannot run this layer: {reason}")
+
+    def _why_not_fused(self, update_rule: UpdateRule) -> str | None:
+        """What in this layer's settings no fused kernel can do; None if there is nothing."""
+        if not isinstance(update_rule, Gradient):
+            return f"the fused kernel takes plain gradient steps, and the update rule is {type(update_rule).__name__}"
+        if self.history != "fixed":
+            return f"the fused kernel computes the history once, and the history is {self.history}"
+        return None
+
+    def _why_not_here(self, h: Tensor) -> str | None:
+        """Why the fused kernel cannot run on h, though Triton can; None if it can. A subclass with a kernel overrides it."""
+        return f"{type(self).__name__} has no fused kernel"
+
+    def _fused_descent(self, h: Tensor, step_sizes: Tensor, energies: bool, final: bool, record: bool) -> Descent:
+        """The descent by one kernel, with the energies of z_0 .. z_{T−1}, and of z_T where ``final``.
+
+        With ``record``, also the states and forces.
+        """
+        raise NotImplementedError
+
     def _descend(self, h: Tensor, recursions: int | None, update_rule: UpdateRule, observe: Recorder | None) -> Tensor:
         recursions = self.recursions if recursions is None else check_positive("recursions", recursions)
-        energy_at = self.condition if self.history == "refreshed" else _always(self.condition(h))
+        if self._fuses(h, update_rule):
+            record = observe is not None
+            sizes = self._step_sizes(recursions)
+            descent = self._fused_descent(h, sizes, energies=record, final=record, record=record)
+            if observe is not None:
+                for x, energy, force in zip(descent.states, descent.energy, [*descent.forces, None], strict=True):
+                    observe(x, norm(x), energy, force)
+            return descent.output
+        look = self._look_anew if self.history == "refreshed" else self._look_from(h)
         step_sizes = self.step_sizes(recursions)
-        return descend(energy_at, h, step_sizes, self.preconditioner, update_rule, observe, self.recompute)
+        return descend(look, h, step_sizes, self.preconditioner, update_rule, observe, self.recompute)
+
+    def _look_from(self, h: Tensor) -> Callable[[Tensor], tuple[ConditionalEnergy, Tensor]]:
+        """One energy for all steps, given norm(h), which is z_0 as well."""
+        u = norm(h)
+        energy = self._condition(u)
+        return lambda x: (energy, u if x is h else norm(x))
+
+    def _look_anew(self, x: Tensor) -> tuple[ConditionalEnergy, Tensor]:
+        """An energy for each step, given z_t itself."""
+        u = norm(x)
+        return self._condition(u), u
 
     def step_sizes(self, recursions: int) -> Sequence[Tensor]:
         """η of each of so many steps; beyond the trained ones the last repeats."""
@@ -117,9 +186,15 @@ class EnergyLayer(nn.Module, abc.ABC):
         sizes = self.step_size.unbind()
         return [sizes[min(t, len(sizes) - 1)] for t in range(recursions)]
 
+    def _step_sizes(self, recursions: int) -> Tensor:
+        """The same, (recursions,)."""
+        return torch.stack([*self.step_sizes(recursions)])
 
-def _always(energy: ConditionalEnergy) -> Callable[[Tensor], ConditionalEnergy]:
-    return lambda x: energy
+
+def operand_dtype(h: Tensor) -> torch.dtype:
+    """In which dtype a fused kernel multiplies matrices: that of h, or of autocast where it is on."""
+    device = h.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else h.dtype
 
 
 def check_positive(key: str, value: int) -> int:

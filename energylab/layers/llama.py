@@ -24,9 +24,9 @@ TIES = ("none", "key_value", "query_output", "both")
 class LlamaAttention(nn.Module):
     """``h + W_O concat_k softmax(q_k k_kᵀ / sqrt(d_h)) v_k`` on the normalised h: 4·H·d_h·D weights and the gain.
 
-    ``tie`` shares weights: ``key_value`` sets W_V = W_K, ``query_output`` W_O = W_Qᵀ, ``both`` both: a quarter of the weights
-    less, or half. With both, the update is the gradient step of ``CEMAttention`` with T = 1, η = 1 and no diagonal, but for
-    the gain of the norm.
+    ``tie`` shares weights: ``key_value`` sets W_V = W_K, ``query_output`` W_O = W_Qᵀ, ``both`` both: a quarter of the
+    weights less, or half. With both, the update is the gradient step of ``CEMAttention`` with T = 1, η = 1 and no
+    diagonal, but for the gain of the norm.
     """
 
     def __init__(

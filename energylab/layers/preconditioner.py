@@ -26,6 +26,10 @@ class Preconditioner(nn.Module, abc.ABC):
     def forward(self, v: Tensor) -> Tensor:
         """``P v`` for v of shape (..., D)."""
 
+    def parts(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """P as a fused kernel takes it: diag(first) + U Vᵀ + V Uᵀ, or + U Uᵀ where V is None; all None for P = I."""
+        return None, None, None
+
 
 @final
 class NoPreconditioner(Preconditioner):
@@ -46,6 +50,9 @@ class DiagonalPreconditioner(Preconditioner):
     def forward(self, v: Tensor) -> Tensor:
         return v * F.softplus(self.diagonal)
 
+    def parts(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        return F.softplus(self.diagonal), None, None
+
 
 @final
 class DiagonalLowRankPreconditioner(Preconditioner):
@@ -59,6 +66,9 @@ class DiagonalLowRankPreconditioner(Preconditioner):
 
     def forward(self, v: Tensor) -> Tensor:
         return v * F.softplus(self.diagonal) + (v @ self.right) @ self.left.mT + (v @ self.left) @ self.right.mT
+
+    def parts(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        return F.softplus(self.diagonal), self.left, self.right
 
 
 @final
@@ -74,6 +84,9 @@ class DiagonalLowRankPositivePreconditioner(Preconditioner):
 
     def forward(self, v: Tensor) -> Tensor:
         return v * F.softplus(self.diagonal) + (v @ self.left) @ self.left.mT
+
+    def parts(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        return F.softplus(self.diagonal), self.left, None
 
 
 KINDS = ("none", "diagonal", "diagonal_low_rank", "diagonal_low_rank_positive")

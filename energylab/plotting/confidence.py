@@ -21,6 +21,9 @@ def draw_confidence(table: pd.DataFrame, *, model: str, tasks: int) -> VenueFigu
         for axes, (what, title) in zip(panels.flat, TITLES.items(), strict=True):
             _panel(axes, table.loc[table["against"] == what], layers, conditions)
             axes.set_title(title)
+        reach = min(1.0, max(0.2, 1.1 * table[["low", "high"]].abs().max(axis=None)))
+        for axes in panels.flat:
+            axes.set_xlim(-reach, reach)
         groups = int(np.max(table["n"]))
         plots.finish(
             figure,
@@ -41,7 +44,4 @@ def _panel(axes: Axes, rows: pd.DataFrame, layers: list[str], conditions: list[s
         axes.plot(here["mean"], places, linestyle="", marker="o", color=colour, label=condition, zorder=3)
     axes.set_yticks(range(len(layers)), [layer.replace("mlp", "MLP") for layer in layers])
     axes.set_ylim(len(layers) - 0.5, -0.5)
-    low, high = axes.get_xlim()
-    reach = min(1.0, max(0.2, -low, high))
-    axes.set_xlim(-reach, reach)
     axes.set_xlabel("rank correlation")

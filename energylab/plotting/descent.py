@@ -30,6 +30,7 @@ def draw_descent(report: DescentReport, *, model: str, tasks: int) -> VenueFigur
             energy.axhline(0, color=INK, linewidth=0.4, zorder=0.5)
             energy.set_ylabel("$E(z_t)-E(z_0)$")
             _lines(slope, of_layer, "tangential_norm_median")
+            slope.margins(y=0.12)
             slope.set_ylim(bottom=0)
             slope.set_ylabel(r"$\|\Pi\nabla E(z_t)\|$")
             degrees = of_layer.assign(
@@ -38,6 +39,7 @@ def draw_descent(report: DescentReport, *, model: str, tasks: int) -> VenueFigur
             _lines(turn, degrees, "turn")
             if np.nanmax(degrees["angle"]) > 0.5:
                 _lines(turn, degrees, "angle", faint=True)
+            turn.margins(y=0.12)
             turn.set_ylim(bottom=0)
             turn.set_ylabel("turn (degrees)")
             for axes in (energy, slope, turn):

@@ -103,12 +103,15 @@ def _map(axes: Axes, found: Landscape) -> ContourSet:
         axes.plot(
             *points["certified"].T, marker="D", markersize=4.2, color="#ff9d00", label="one certified step", **look
         )
-    off = rows["bottom"]["inside"].iloc[0] < NEAR
-    label = f"{'bottom' if found.stationary else 'lowest point found'}{', far off this plane' if off else ''}"
-    axes.plot(*points["bottom"].T, marker="*", markersize=9, color="#a8a8a8" if off else "white", label=label, **look)
+    (bottom,) = points["bottom"]
+    if alpha[0] <= bottom[0] <= alpha[-1] and beta[0] <= bottom[1] <= beta[-1]:
+        off = rows["bottom"]["inside"].iloc[0] < NEAR
+        label = f"{'bottom' if found.stationary else 'lowest point found'}{', far off this plane' if off else ''}"
+        axes.plot(*bottom, marker="*", markersize=9, color="#a8a8a8" if off else "white", label=label, **look)
+    # on either side of the path: it may go straight on, and the frame may be close behind its start
     (across, up), (first, second) = path[-1] - path[-2], path[1] - path[0]
-    _name(axes, path[0], (second, -first), "$z_0$")  # beside it too: the frame is near
-    _name(axes, path[-1], (up, -across), f"$z_{{{found.recursions}}}$")  # beside: more steps may go straight on
+    _name(axes, path[0], (-second, first), "$z_0$")
+    _name(axes, path[-1], (up, -across), f"$z_{{{found.recursions}}}$")
     axes.set_aspect("equal")
     axes.set_xlim(alpha[0], alpha[-1])
     axes.set_ylim(beta[0], beta[-1])
@@ -193,11 +196,20 @@ def _explanation(found: Landscape, model: str) -> str:
         f"Angles turned from $z_0$ on the sphere; the path’s points lie in the plane to {100 * path['inside'].min():.0f}%, "
         f"the bottom to {100 * bottom['inside']:.0f}%.",
         f"The layer falls by {fall:.3g} of the {depth:.3g} down to the bottom.",
-        f"More steps of the same size {'come to rest' if found.converged else 'have not come to rest'}.",
+        _rest(found, depth),
         _certificate(found),
         _verdict(found),
     ]
     return " ".join(words)
+
+
+def _rest(found: Landscape, depth: float) -> str:
+    """Where more steps lead."""
+    more = found.path.loc[found.path["kind"] == "continued", "energy"]
+    above = more.iloc[-1] + depth
+    where = "there" if abs(above) < 1e-3 * abs(depth) else f"{abs(above):.3g} {'above' if above > 0 else 'below'} it"
+    come = f"come to rest {where}" if found.converged else f"have not come to rest, {where}"
+    return f"{len(more) - 1} more steps, $x$ put back to its length after each, {come}."
 
 
 def _certificate(found: Landscape) -> str:

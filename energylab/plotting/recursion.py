@@ -20,7 +20,8 @@ def draw_sweep(sweep: pd.DataFrame, exits: pd.DataFrame, trained: int, *, model:
         _energies(energy, sweep, trained)
         words = (
             f"{model}, {tasks} test tasks, one run. $T'$ steps in every layer, with the weights and the step size "
-            f"trained at $T={trained}$."
+            f"trained at $T={trained}$. (b): each layer starts where those before it came with $T'$ steps, so a fall may "
+            "shrink though every step goes down."
         )
         if not exits.empty:
             words += (

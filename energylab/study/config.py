@@ -6,6 +6,7 @@ and saves) is no setting, and stays out of the name.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -24,8 +25,9 @@ EXECUTION_FIELDS = ("device", "log_every", "save_every")
 # does what was done before there was the field. So a new field renames no stored run. Such a default stays for ever.
 LATER_FIELDS = {
     "": ("conditions", "test_recursions"),  # of the run itself
-    "model": ("loops", "step_sizes", "temperature", "tie"),
-    "training": (),
+    "model": ("loops", "step_sizes", "temperature", "tie", "recompute"),
+    # these change no weight; but a finished run is never done again, so what else it records must be part of its name
+    "training": ("trace_every", "snapshots"),
     "prior": ("max_points",),
 }
 
@@ -89,7 +91,7 @@ class RunConfig:
                 raise ValueError(f"{key}: expected a {kind.__name__}, got {getattr(self, key)!r}")
         object.__setattr__(self, "num_points", self.prior.check_num_points(self.num_points))
         names = self.conditions if isinstance(self.conditions, list | tuple) else ()
-        if not {"in-prior", "validation"} & set(names) or not all(name in CONDITIONS for name in names):
+        if not all(name in CONDITIONS for name in names) or not {"in-prior", "validation"} & set(names):
             others = [name for name in CONDITIONS if name not in ("in-prior", "validation")]
             allowed = f"in-prior or validation, and any of {', '.join(others)}"
             raise ValueError(f"conditions: expected {allowed}, got {self.conditions!r}")
@@ -130,7 +132,7 @@ class RunConfig:
         return dataclasses.replace(self, training=dataclasses.replace(self.training, device=device))
 
     def settings(self) -> dict[str, Any]:
-        """Everything that can change the run's results, as plain nested data."""
+        """Everything that can change what the run's directory holds, as plain nested data."""
         data = self.to_dict()
         for key in EXECUTION_FIELDS:
             del data["training"][key]
@@ -154,7 +156,7 @@ class RunConfig:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "RunConfig":
         """The config that `to_dict` wrote; ValueError where a key is unknown, missing or out of range."""
-        parts = {"prior": GaussianProcessPrior, "model": ModelConfig, "training": TrainingConfig}
+        parts = {"prior": GaussianProcessPrior, "model": _model, "training": TrainingConfig}
         try:
             values = {key: parts[key](**value) if key in parts else value for key, value in data.items()}
             return cls(**values)
@@ -187,6 +189,16 @@ class Study:
             seen.add(run.name)
         if not isinstance(self.note, str):
             raise ValueError(f"note: expected a sentence, got {self.note!r}")
+
+
+def _model(**fields: Any) -> ModelConfig:
+    return _model_of(json.dumps(fields))
+
+
+@functools.lru_cache(maxsize=256)
+def _model_of(text: str) -> ModelConfig:
+    """A model's config checks itself by building its layers: once, where thousands of runs share it."""
+    return ModelConfig(**json.loads(text))
 
 
 def _canonical(value: Any) -> Any:

@@ -1,8 +1,9 @@
 """Executors: where the runs of a study execute, behind one small interface.
 
 `InProcess` trains one run after another where it is called; `LocalProcesses` keeps worker processes, each with one
-thread, and gives every idle worker the next run. A worker that dies takes one run with it: that run is `lost`, a fresh
-worker takes the next, and a later command continues it from its last state.
+thread, and gives every idle worker the next run. A worker that dies takes one run with it: that run is `killed`, a
+fresh worker takes the next, and a later command continues it from its last state. `ray_tasks` has the executor beyond
+one machine.
 """
 
 import contextlib
@@ -27,6 +28,7 @@ from energylab.study.run import Code, Outcome, Update, execute, threads, write_p
 from energylab.training import resolve_device
 
 Report = Callable[[Update | Outcome], None]
+Said = tuple[str, str, Code, float | None, bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,30 @@ class Task:
 
     config: RunConfig
     directory: Path
+    time_limit: float | None = None
+    """Seconds that the run may train, all sessions together."""
+    reuse: bool = False
+    """Whether the directory is in a folder of studies, whose finished runs may have done the training already."""
+
+    def say(self, code: Code) -> Said:
+        """The task as plain values, for another process: it trains what config.json will say, and needs no class that
+        a study file defines."""
+        return json.dumps(self.config.to_dict()), str(self.directory.resolve()), code, self.time_limit, self.reuse
+
+
+def execute_said(said: Said, report: Report, should_stop: Callable[[], bool]) -> Outcome:
+    """Execute, in another process, what `Task.say` said."""
+    text, directory, code, time_limit, reuse = said
+    config = RunConfig.from_dict(json.loads(text))
+    return execute(
+        config,
+        Path(directory),
+        code=code,
+        report=report,
+        should_stop=should_stop,
+        time_limit=time_limit,
+        reuse=reuse,
+    )
 
 
 class Executor(ABC):
@@ -65,7 +91,17 @@ class InProcess(Executor):
                 if stop():
                     return
                 report(Update(run=task.config.name, phase="training", step=0))
-                report(execute(task.config, task.directory, code=code, report=report, should_stop=stop))
+                report(
+                    execute(
+                        task.config,
+                        task.directory,
+                        code=code,
+                        report=report,
+                        should_stop=stop,
+                        time_limit=task.time_limit,
+                        reuse=task.reuse,
+                    )
+                )
 
 
 @final
@@ -142,15 +178,14 @@ class _Worker:
 
     def assign(self, task: Task, code: Code) -> None:
         self.task, self.step = task, 0
-        # as JSON: a worker trains what config.json will say, and needs no class that a study file defines
-        self.say((json.dumps(task.config.to_dict()), str(task.directory), code))
+        self.say(task.say(code))
 
     def say(self, message: object) -> None:
         with contextlib.suppress(OSError):  # a dead worker is noticed by `listen`
             self.connection.send(message)
 
     def listen(self, report: Report) -> bool:
-        """Pass on what the worker says. False if it can take no more: a dead worker's run is reported as lost."""
+        """Pass on what the worker says. False if it can take no more: a dead worker's run is reported as killed."""
         alive = self.process.is_alive()  # asked first, so that the last words of a dead worker are still read
         messages: list[Update | Outcome] = []
         try:
@@ -170,7 +205,7 @@ class _Worker:
             return True
         if self.task is not None:
             self.process.join()
-            outcome = Outcome(run=self.name, state="lost", sentence=self._last_words())
+            outcome = Outcome(run=self.name, state="killed", sentence=self._last_words())
             with contextlib.suppress(OSError):
                 write_progress(self.task.directory, outcome.state, outcome.sentence)
             self.task = None
@@ -224,9 +259,7 @@ def _serve(connection: Connection) -> None:
             return
         if message is None:
             return
-        text, directory, code = message
-        config = RunConfig.from_dict(json.loads(text))
-        report(execute(config, Path(directory), code=code, report=report, should_stop=should_stop))
+        report(execute_said(message, report, should_stop))
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
-"""What a reader sees while a study trains: a live table in a terminal, plain lines elsewhere."""
+"""What a reader sees while a study trains, or a command computes: live in a terminal, plain lines elsewhere."""
 
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -8,11 +9,13 @@ from typing import Self, final
 
 from rich.console import Console
 from rich.live import Live as RichLive
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from energylab.study.executors import Task
 from energylab.study.run import Outcome, Update
+from energylab.study.status import duration
 
 _STYLES = {"waiting": "dim", "training": "cyan", "evaluating": "cyan", "finished": "green"}
 
@@ -183,9 +186,44 @@ class Live(Display):
         return [row for row in rows if row.run in chosen]
 
 
-def duration(seconds: float) -> str:
-    """Seconds as a reader says them: "40 s", "12 min", "3 h 05 min"."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+@final
+class Bar:
+    """A bar that says what a command is doing, and fills as that is done; gone when the command is. Call it with both."""
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._task = self._progress.add_task("loading", total=None)
+
+    def __call__(self, what: str, share: float) -> None:
+        self._progress.update(self._task, description=what, total=1, completed=share)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+
+@final
+class Lines:
+    """The same where there is no terminal: a line when a command takes longer than a moment, and every few seconds."""
+
+    FIRST, NEXT = 2.0, 10.0
+    """Seconds."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+        self._due = time.monotonic() + self.FIRST
+
+    def __call__(self, what: str, share: float) -> None:
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + self.NEXT
+            print(f"{self.command}: {what}, {100 * share:.0f} %", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None

@@ -1,24 +1,55 @@
 """One HTML file that says what a study is, what it found and where that comes from; it needs no network to open."""
 
+import base64
 import io
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
+import matplotlib
 import pandas as pd
 
 from energylab.analysis.evaluation import pool
 from energylab.analysis.statistics import over_seeds, paired_differences
-from energylab.study.store import StudyResults, read_provenance
+from energylab.study.files import read_provenance, read_study
+from energylab.study.store import StudyResults, read_config
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 
+MAIN_SETTINGS = (
+    "steps",
+    "batch_size",
+    "learning_rate",
+    "num_points",
+    "kernels",
+    "lengthscale",
+    "noise_std",
+    "width",
+    "depth",
+    "heads",
+    "hidden",
+    "tokens",
+)
+"""Shown at once; the others on request."""
+WORDS = ("condition", "model", "layer", "run", "code", "device", "torch", "start", "end", "ended because")
+"""Columns that are read, not compared: they stand to the left."""
 
-def report(results: StudyResults, folder: Path, figures: Mapping[str, "Figure"]) -> str:
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A figure for a desk, and the same for a phone, drawn for a narrow column."""
+
+    wide: "Figure"
+    narrow: "Figure"
+
+
+def report(results: StudyResults, folder: Path, figures: Mapping[str, Drawing]) -> str:
     """The page: settings, errors by model, differences, descent by layer, figures, and the provenance of every run.
 
     ``folder`` is where the runs of ``results`` are; ``figures`` are drawn from them, by name. Raises ValueError where
@@ -30,16 +61,23 @@ def report(results: StudyResults, folder: Path, figures: Mapping[str, "Figure"])
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    runs = list(dict.fromkeys(results.errors["run"]))
+    settings = _settings(folder, runs)
     errors = _by_run(results.errors)
     return template.render(
         name=results.name,
         note=results.note,
-        settings=_settings(results.errors),
-        errors=_errors(errors),
-        differences=_differences(errors),
+        facts=_facts(results, folder) | {key: settings[key] for key in MAIN_SETTINGS if key in settings},
+        settings={key: value for key, value in settings.items() if key not in MAIN_SETTINGS},
+        errors=_one_condition(_errors(errors)),
+        differences=_one_condition(_differences(errors)),
         descent=_descent(results.descent),
-        figures={name: _svg(figure) for name, figure in figures.items()},
-        provenance=_provenance(folder, list(dict.fromkeys(results.errors["run"]))),
+        figures={
+            name: {"wide": _image(drawn.wide, f"{name} wide"), "narrow": _image(drawn.narrow, f"{name} narrow")}
+            for name, drawn in figures.items()
+        },
+        provenance=_provenance(folder, runs),
+        words=WORDS,
     )
 
 
@@ -50,12 +88,45 @@ def _by_run(errors: pd.DataFrame) -> pd.DataFrame:
     return pool(errors, by=keys).merge(own, on=keys)
 
 
-def _settings(errors: pd.DataFrame) -> dict[str, str]:
-    facts = {"runs": str(errors["run"].nunique()), "seeds": ", ".join(map(str, sorted(errors["seed"].unique())))}
-    for column in ("steps", "batch_size", "num_points", "width", "depth", "heads", "learning_rate"):
-        if column in errors:
-            facts[column.replace("_", " ")] = ", ".join(f"{value:g}" for value in sorted(errors[column].unique()))
-    return facts
+def _facts(results: StudyResults, folder: Path) -> dict[str, str]:
+    """What was run, in words."""
+    errors = results.errors
+    knobs = [f"{key.replace('_', ' ')} = {value}" for key, value in read_study(folder).get("knobs", {}).items()]
+    models = errors[["variant", "T"]].drop_duplicates()
+    return {
+        "knobs": ", ".join(knobs) or "–",
+        "runs": f"{errors['run'].nunique()}, from seeds {', '.join(map(str, sorted(errors['seed'].unique())))}",
+        "models": ", ".join(
+            str(variant) + ("" if pd.isna(depth) else f" T = {depth}")
+            for variant, depth in models.itertuples(index=False, name=None)
+        ),
+        "tested on": ", ".join(errors["condition"].unique()),
+    }
+
+
+def _settings(folder: Path, runs: Sequence[str]) -> dict[str, str]:
+    """Every setting of the runs; of those that vary, each value."""
+    flats = [read_config(folder / run).flat() for run in runs]
+    found = {}
+    for key in flats[0]:
+        values = {json.dumps(flat[key]): _said(flat[key]) for flat in flats}
+        found[key] = " or ".join(values.values())
+    return found
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, list):
+        return (
+            " to ".join(map(_said, value))
+            if len(value) == 2 and value[0] != value[1]
+            else ", ".join(dict.fromkeys(map(_said, value)))
+        )
+    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _one_condition(table: pd.DataFrame | None) -> pd.DataFrame | None:
+    """Without the condition, where there is one alone."""
+    return table if table is None or table["condition"].nunique() > 1 else table.drop(columns="condition")
 
 
 def _errors(errors: pd.DataFrame) -> pd.DataFrame:
@@ -69,9 +140,9 @@ def _errors(errors: pd.DataFrame) -> pd.DataFrame:
             "condition": table["condition"],
             "model": table["variant"],
             "T": table["T"].map(_recursions),
-            "seeds": table["n"],
             "excess MSE": table["mean"].map("{:.4f}".format),
             "95 % interval": [_interval(low, high) for low, high in zip(table["low"], table["high"], strict=True)],
+            "seeds": table["n"],
             "RMSE on y": table["rmse"].map("{:.4f}".format),
             "floor": table["floor_rmse"].map("{:.4f}".format),
             "parameters": table["parameters"].map("{:,.0f}".format),
@@ -98,9 +169,9 @@ def _differences(errors: pd.DataFrame) -> pd.DataFrame | None:
             "condition": table["condition"],
             "model": table["variant"],
             "T": table["T"].map(_recursions),
-            "pairs": table["n"],
-            f"minus {variant}, T = {smallest}": table["mean"].map("{:+.4f}".format),
+            f"minus {variant}, T = {smallest}": [_signed("{:+.4f}", value) for value in table["mean"]],
             "95 % interval": [_interval(low, high) for low, high in zip(table["low"], table["high"], strict=True)],
+            "pairs": table["n"],
         }
     )
 
@@ -119,14 +190,14 @@ def _descent(descent: pd.DataFrame) -> pd.DataFrame | None:
         {
             "model": means["variant"],
             "T": means["T"].map(_recursions),
-            "layer": means["layer"],
-            "median E(z_T) − E(z_0)": means["energy_change_median"].map("{:.2f}".format),
-            "positions rising, worst step": (100 * means["worst"]).map("{:.1f} %".format),
+            "layer": means["layer"].str.replace("mlp", "MLP"),
+            "E(z_T) − E(z_0)": [_signed("{:.2f}", value) for value in means["energy_change_median"]],
+            "rising": (100 * means["worst"]).map("{:.1f} %".format),
         }
     )
 
 
-def _provenance(folder: Path, runs: list[str]) -> list[dict[str, Any]]:
+def _provenance(folder: Path, runs: Sequence[str]) -> pd.DataFrame:
     rows = []
     for run in runs:
         facts = read_provenance(folder / run) or {}
@@ -134,22 +205,27 @@ def _provenance(folder: Path, runs: list[str]) -> list[dict[str, Any]]:
         rows.append(
             {
                 "run": run,
-                "commit": (code.get("commit") or "-")[:12] + (" with changes" if code.get("dirty") else ""),
-                "device": facts.get("device", "-"),
-                "torch": facts.get("versions", {}).get("torch", "-"),
-                "start": facts.get("start", "-"),
-                "end": facts.get("end", "-"),
-                "reason": facts.get("exit_reason", "-"),
+                "code": (code.get("commit") or "–")[:12] + (" with changes" if code.get("dirty") else ""),
+                "device": facts.get("device", "–"),
+                "torch": facts.get("versions", {}).get("torch", "–"),
+                "start": _minute(facts.get("start", "–")),
+                "end": _minute(facts.get("end", "–")),
+                "ended because": facts.get("exit_reason", "–"),
             }
         )
-    return rows
+    return pd.DataFrame(rows)
 
 
-def _svg(figure: "Figure") -> str:
+def _image(figure: "Figure", name: str) -> str:
+    """The figure as a data URI: an image of its own, so that the ids in two figures do not meet."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
-    svg = buffer.getvalue()
-    return svg[svg.index("<svg") :]
+    with matplotlib.rc_context({"svg.hashsalt": name}):  # else the ids, and with them the file, differ each time
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return f"data:image/svg+xml;base64,{base64.b64encode(buffer.getvalue().encode()).decode()}"
+
+
+def _minute(time: str) -> str:
+    return time[:16].replace("T", " ")
 
 
 def _recursions(value: Any) -> str:
@@ -157,4 +233,8 @@ def _recursions(value: Any) -> str:
 
 
 def _interval(low: float, high: float) -> str:
-    return "one seed" if pd.isna(low) else f"{low:.4f} to {high:.4f}"
+    return "one seed" if pd.isna(low) else f"{_signed('{:.4f}', low)} to {_signed('{:.4f}', high)}"
+
+
+def _signed(template: str, value: float) -> str:
+    return template.format(value).replace("-", "−")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from energylab.study.config import RunConfig, Study
 
-LEARNING_RATES = (1e-3, 2e-3, 4e-3)
+LEARNING_RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 TUNING_STEPS = 2_000
 TUNING_SEED = 1_000
 """Far from the seeds that studies compare: what is tuned never saw their tasks or their initial weights."""

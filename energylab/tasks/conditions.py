@@ -11,8 +11,9 @@
 | `double-points` | 2N points, the first N of which are those of `in-prior` |
 | `validation` | the same; other tasks than `in-prior`, for what is chosen before anything is tested |
 
-A test set is the first 4096 tasks of step 0 of the stream `test` (`validation` for that condition) of root seed 0,
-whatever seed a model was trained with: all conditions share the random numbers, so that differences between them are paired too.
+A test set is the first 4096 tasks of step 0 of the stream `test` (`validation` for that condition) of root
+seed 0, whatever seed a model was trained with: all conditions but that one share the random numbers, so that
+differences between them are paired too.
 """
 
 import dataclasses
@@ -85,7 +86,13 @@ class Condition:
                 f"num_tasks: expected at most {TEST_TASKS - first_task} from task {first_task} on, got {num_tasks!r}"
             )
         return self.prior.sample(
-            num_tasks, self.num_points, seed=TEST_SEED, stream=self.stream, first_task=first_task, dtype=dtype, device=device
+            num_tasks,
+            self.num_points,
+            seed=TEST_SEED,
+            stream=self.stream,
+            first_task=first_task,
+            dtype=dtype,
+            device=device,
         )
 
     def batches(self, num_tasks: int = TEST_TASKS) -> Iterator[TaskBatch]:

@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch.autograd.functional import hessian
 
+from energylab.analysis import curvature as curvature_module
 from energylab.analysis.curvature import (
     INDEFINITE,
+    NotFound,
     curvature,
     eigenpairs,
     riemannian_hessian,
@@ -135,6 +137,37 @@ def test_an_end_close_to_nothing_is_found():
     found = spectrum(energy, math.sqrt(200) * torch.eye(200, dtype=torch.float64)[0])
     assert found.largest == pytest.approx(1e3, rel=1e-9)
     assert found.smallest == pytest.approx(1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["attention", "mlp"])
+def test_lanczos_finds_the_ends_of_a_wide_layer(kind, monkeypatch):
+    width = 600
+    assert width > curvature_module.DENSE
+    wide = CEMAttention(width, heads=4) if kind == "attention" else CEMMLP(width, hidden=64)
+    wide.double().requires_grad_(False)
+    h = torch.randn(1, N, width, dtype=torch.float64)
+    energy, z = wide.condition(h).at(3), norm(100 * torch.randn(width, dtype=torch.float64))
+    found = spectrum(energy, z)
+    monkeypatch.setattr(curvature_module, "DENSE", width)
+    expected = spectrum(energy, z)
+    assert found.problem == expected.problem == ""
+    assert found.smallest == pytest.approx(expected.smallest, abs=1e-6 * expected.largest)
+    assert found.largest == pytest.approx(expected.largest, rel=1e-7)
+
+
+def test_what_lanczos_does_not_find_is_said(monkeypatch):
+    monkeypatch.setattr(curvature_module, "LANCZOS_RESTARTS", 1)
+    width = 600
+    c = torch.cat([torch.zeros(1, dtype=torch.float64), torch.logspace(-3, 3, width - 1, dtype=torch.float64)])
+    energy = ElementwiseEnergy(-c[None, None], torch.eye(width, dtype=torch.float64), Quadratic())
+    z = math.sqrt(width) * torch.eye(width, dtype=torch.float64)[0]
+    found = spectrum(energy, z)
+    assert math.isnan(found.smallest)
+    assert math.isnan(found.largest)
+    assert math.isnan(found.condition)
+    assert found.problem.startswith("eigenvalues: Lanczos did not find the LA 1 of 599 dimensions")
+    with pytest.raises(NotFound, match="Lanczos did not find the LM 2 of 599"):
+        eigenpairs(lambda v: riemannian_hessian(energy, z[None, None])(v[None])[0], z[None], 2, "LM")
 
 
 def test_an_indefinite_preconditioner_has_no_condition_number():

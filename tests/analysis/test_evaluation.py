@@ -100,7 +100,7 @@ def test_every_condition_has_its_table(name):
     assert set(table["condition_id"]) == {test.identity}
     assert table["k"].tolist() == list(range(2 * N if name == "double-points" else N))
     assert table.notna().all(axis=None)
-    knows_it = name in ("in-prior", "shifted-inputs", "half-noise", "double-noise", "double-points")
+    knows_it = name in ("in-prior", "validation", "shifted-inputs", "half-noise", "double-noise", "double-points")
     assert np.allclose(table["excess_mse"], 0, atol=1e-9) == knows_it
     by_object = evaluate(Oracle(noise_std=test.prior.noise_std), PRIOR, N, test, tasks=200)
     pd.testing.assert_frame_equal(by_object, table)

@@ -1,6 +1,8 @@
 """The landscape: its energies are the layer's, its coordinates those of the sphere, its path the layer's own."""
 
 import math
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +12,10 @@ from energylab.analysis.inside import find_layer, layer_inputs
 from energylab.analysis.landscape import PLANES, landscape, on_sphere, project
 from energylab.layers import norm
 from energylab.models import InContextRegressor, ModelConfig
+from energylab.study import load_run
 from energylab.tasks import GaussianProcessPrior
 
+STORED = Path(__file__).parents[2] / "studies" / "results" / "recursion"
 PRIOR = GaussianProcessPrior.preset("fixed")
 N, PAIR, SIZE = 5, 3, 9
 TOKEN = 2 * PAIR
@@ -70,6 +74,10 @@ def test_the_path_is_the_layers_own_and_the_rest_goes_further_down():
     bottom = found.path.loc[found.path["kind"] == "bottom", "energy"].item()
     assert bottom <= continued["energy"].iloc[-1] + 1e-6
     assert found.stationary
+    assert found.converged
+    assert continued["energy"].iloc[-1] == pytest.approx(
+        bottom, abs=1e-6
+    )  # there is one bottom here, and it gets there
     assert found.certified_step_size == math.inf
     assert "certified" not in set(found.path["kind"])
 
@@ -131,6 +139,21 @@ def test_the_chart_and_its_inverse():
     back, inside = project(z, axes, points)
     torch.testing.assert_close(back, coordinates)
     torch.testing.assert_close(inside, torch.ones(4, dtype=torch.float64))
+
+
+def test_a_path_that_does_not_come_to_rest_is_said_to_go_on(monkeypatch):
+    monkeypatch.setattr("energylab.analysis.landscape.CONTINUED", 3)
+    found = look(model())
+    assert not found.converged
+    assert (found.path["kind"] == "continued").sum() == 4
+
+
+def test_a_map_of_a_stored_run_takes_less_than_five_seconds():
+    run = load_run(STORED / "CEM-T4-seed0-ccea5fbd")
+    start = time.process_time()  # of this process alone, whatever else the machine does
+    found = landscape(run.model, run.prior, run.config.num_points, layer="block 0 attention", position=8, size=101)
+    assert time.process_time() - start < 5
+    assert len(found.grid) == 101**2
 
 
 def test_a_random_plane_belongs_to_its_seed():

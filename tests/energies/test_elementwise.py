@@ -50,6 +50,16 @@ def test_silu_potential_is_exact_to_its_dtype(dtype, tolerance):
             assert abs(silu_potential(a).item() - reference) <= tolerance * abs(reference), a.item()
 
 
+def test_the_float32_table_is_exact_between_its_points_and_where_it_ends():
+    a = torch.cat([torch.linspace(-20, 20, 1_000_001), torch.logspace(-17, 0, 1001), -torch.logspace(-17, 0, 1001)])
+    a = a[a != 0]
+    assert silu_potential(torch.zeros(3)).tolist() == [0, 0, 0]
+    for values in (a, 1.5 * a):  # within the table, and past its end, where one value sends all to the formula
+        exact = silu_potential(values.double())
+        assert ((silu_potential(values).double() - exact) / exact).abs().max() < 1e-6
+    assert silu_potential(torch.tensor([1.0, math.nan])).isnan().tolist() == [False, True]
+
+
 def test_silu_potential_survives_the_ends_of_the_range():
     a = torch.tensor([-1e30, -1e4, 1e4, 1e15], dtype=torch.float64)
     expected = torch.tensor([math.pi**2 / 12, math.pi**2 / 12, 5e7 - math.pi**2 / 12, 5e29], dtype=torch.float64)

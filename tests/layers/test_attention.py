@@ -84,7 +84,7 @@ def test_parameters_against_ordinary_attention():
         ({"step_size": float("nan")}, "step_size: expected one finite number"),
         ({"update_rule": "newton"}, "update_rule: expected one of gradient, heavy_ball, nesterov, got 'newton'"),
         ({"history": "half"}, "history: expected one of fixed, refreshed, got 'half'"),
-        ({"backend": "jax"}, "backend: expected one of auto, reference, torch, got 'jax'"),
+        ({"backend": "jax"}, "backend: expected one of auto, reference, torch, triton, got 'jax'"),
     ],
 )
 def test_bad_options_are_named(options, message):

@@ -67,6 +67,22 @@ def test_a_point_that_is_no_minimum_is_not_called_the_bottom(found):
     far = dataclasses.replace(found, path=found.path.assign(inside=0.5))
     assert "bottom, far off this plane" in labels_of(draw_landscape(far))
     assert "the bottom to 50%" in text_of(draw_landscape(far))
+    away = near.path.assign(alpha=near.path["alpha"].where(near.path["kind"] != "bottom", 9.0))
+    assert "bottom" not in labels_of(draw_landscape(dataclasses.replace(near, path=away)))  # beyond the map
+
+
+def test_where_more_steps_lead_is_said(found):
+    number = int((found.path["kind"] == "continued").sum()) - 1
+    assert f"{number} more steps" in text_of(draw_landscape(found))
+    bottom = found.path.loc[found.path["kind"] == "bottom", "energy"].item()
+    for shift, converged, words in (
+        (0, True, "come to rest there"),
+        (2.5, True, "come to rest 2.5 above it"),
+        (2.5, False, "have not come to rest, 2.5 above it"),
+    ):
+        energy = found.path["energy"].where(found.path["kind"] != "continued", bottom + shift)
+        changed = dataclasses.replace(found, path=found.path.assign(energy=energy), converged=converged)
+        assert words in text_of(draw_landscape(changed))
 
 
 def test_descent_is_drawn_layer_by_layer(model):
@@ -140,4 +156,6 @@ def test_correlations_stand_at_their_layers():
         assert points["in-prior"] == pytest.approx([sign * -0.5, sign * 0.3])
         assert points["double-noise"] == pytest.approx([sign * -0.3, sign * 0.5])
         assert [label.get_text() for label in axes.get_yticklabels()] == ["block 0 attention", "block 0 MLP"]
+    left, right = (axes.get_xlim() for axes in figure.axes)
+    assert left == right == pytest.approx((-0.66, 0.66))  # one scale, a tenth more than the widest interval
     assert "16 groups of tasks" in text_of(figure)

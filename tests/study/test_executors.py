@@ -30,9 +30,9 @@ def test_a_dead_worker_loses_its_run_and_no_other(tmp_path: Path, finished: Path
             os.kill(json.loads((tmp_path / long.name / CLAIM).read_text())["pid"], signal.SIGKILL)
 
     LocalProcesses(1).execute(tasks_in(tmp_path, long, *short), CODE, report, stop=lambda: False)
-    assert outcomes[long.name].state == "lost"
+    assert outcomes[long.name].state == "killed"
     assert "killed (SIGKILL" in outcomes[long.name].sentence
-    assert store.read_progress(tmp_path / long.name)["state"] == "lost"
+    assert store.read_progress(tmp_path / long.name)["state"] == "killed"
     for config in short:
         assert outcomes[config.name].state == "finished"
         # a worker's numbers are those of this process
@@ -72,7 +72,7 @@ def test_in_process_stops_too(tmp_path: Path) -> None:
 def failed(tmp_path: Path) -> Study:
     """A study with a run that diverges, executed once."""
     study = Study("tiny", [tiny_config(learning_rate=1e30, warmup_steps=0), tiny_config()])
-    tasks, settled = driver.plan(study, tmp_path)
+    tasks, settled = driver.plan(study.runs, tmp_path, code=CODE)
     assert not settled
     outcomes = driver.execute(
         study,
@@ -89,15 +89,15 @@ def failed(tmp_path: Path) -> Study:
 
 
 def test_a_failed_run_is_not_tried_again_unless_asked_for(failed: Study, tmp_path: Path) -> None:
-    tasks, settled = driver.plan(failed, tmp_path)
+    tasks, settled = driver.plan(failed.runs, tmp_path, code=CODE)
     assert not tasks
     assert {outcome.state for outcome in settled} == {"diverged", "finished"}
-    tasks, settled = driver.plan(failed, tmp_path, retry_failed=True)
+    tasks, settled = driver.plan(failed.runs, tmp_path, code=CODE, retry_failed=True)
     assert [task.config for task in tasks] == [failed.runs[0]]
     assert [outcome.state for outcome in settled] == ["finished"]
 
 
 def test_tasks_come_seed_by_seed(tmp_path: Path) -> None:
     study = Study("tiny", [tiny_config(seed=s, variant=v) for v in ("CEM", "Llama") for s in (0, 1)])
-    tasks, _ = driver.plan(study, tmp_path)
+    tasks, _ = driver.plan(study.runs, tmp_path, code=CODE)
     assert [task.config.seed for task in tasks] == [0, 0, 1, 1]

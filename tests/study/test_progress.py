@@ -9,7 +9,7 @@ from tiny_runs import tiny_config
 
 from energylab.study import progress
 from energylab.study.executors import Task
-from energylab.study.progress import Live, Plain, duration
+from energylab.study.progress import Bar, Lines, Live, Plain, duration
 from energylab.study.run import Outcome, Update
 
 
@@ -77,3 +77,35 @@ def test_the_table_shows_the_runs_at_work_even_if_not_all_fit(clock) -> None:
 )
 def test_duration(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_command_says_where_it_is_once_it_takes_longer_than_a_moment(clock, capsys) -> None:
+    with Lines("trace") as tell:
+        for second in range(25):
+            tell("descent" if second < 8 else "curvature", second / 25)
+            clock[0] += 1
+    assert capsys.readouterr().err.splitlines() == [
+        "trace: descent, 8 %",
+        "trace: curvature, 48 %",
+        "trace: curvature, 88 %",
+    ]
+
+
+def test_a_quick_command_says_nothing(clock, capsys) -> None:
+    with Lines("trace") as tell:
+        clock[0] += 1.9
+        tell("descent", 0.5)
+    assert capsys.readouterr().err == ""
+
+
+def test_in_a_terminal_a_bar_fills_and_goes(monkeypatch) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(progress, "Console", lambda **_: Console(file=file, force_terminal=True, width=60))
+    with Bar() as tell:
+        tell("curvature", 0.5)
+        tell._progress.refresh()
+        (task,) = tell._progress.tasks
+        assert task.description == "curvature"
+        assert task.percentage == 50
+    assert "curvature" in file.getvalue()
+    assert file.getvalue().rstrip().endswith("\x1b[2K")  # the line is wiped

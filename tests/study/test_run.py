@@ -173,7 +173,7 @@ def test_a_full_disk_keeps_the_last_state(tmp_path: Path, monkeypatch, finished:
     with monkeypatch.context() as patch:
         patch.setattr(store, "write_bytes", full)
         outcome = train(config, tmp_path)
-    assert outcome.state == "interrupted"
+    assert outcome.state == "disk"
     assert "state.pt: No space left on device" in outcome.sentence
     assert train(config, tmp_path).state == "finished"
     assert_same_results(finished / config.name, tmp_path / config.name)

@@ -9,6 +9,7 @@ import pytest
 from tiny_runs import tiny_config, train
 
 from energylab.study import Study, load_results, load_run, load_study, store
+from energylab.study.export import export_study
 
 
 def flip(path: Path) -> None:
@@ -132,7 +133,7 @@ def test_export_reads_like_the_original(study_folder: Path, tmp_path: Path) -> N
     configs = [tiny_config(), tiny_config(seed=1), tiny_config(variant="Llama"), tiny_config(variant="Llama", seed=1)]
     store.write_study(study_folder, Study("tiny", configs, note="Only a test."), {"steps": 20})
     output = tmp_path / "exported"
-    done = store.export_study(study_folder, output)
+    done = export_study(study_folder, output)
     assert done.copied == tuple(config.name for config in configs[:3])
     assert done.missing == (configs[3].name,)
     assert not done.damaged
@@ -142,9 +143,8 @@ def test_export_reads_like_the_original(study_folder: Path, tmp_path: Path) -> N
     pd.testing.assert_frame_equal(exported.descent, original.descent, check_exact=True)
     pd.testing.assert_frame_equal(exported.training, original.training, check_exact=True)
     whole, tables_only = load_run(output / configs[0].name), output / configs[1].name
-    assert whole.stored_traces is None
-    stored = load_run(study_folder / configs[0].name).stored_traces
-    pd.testing.assert_frame_equal(whole.traces, stored, check_exact=True)
+    # the weights give the raw traces back, bit for bit
+    pd.testing.assert_frame_equal(whole.traces, load_run(study_folder / configs[0].name).traces, check_exact=True)
     assert not (tables_only / store.WEIGHTS).exists()
     with pytest.raises(ValueError, match="without weights"):
         load_run(tables_only)
@@ -152,7 +152,7 @@ def test_export_reads_like_the_original(study_folder: Path, tmp_path: Path) -> N
     assert done.size < 300_000
     # again: nothing changes, so git sees nothing
     before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
-    assert not store.export_study(study_folder, output).copied
+    assert not export_study(study_folder, output).copied
     assert before == {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
 
 
@@ -174,7 +174,7 @@ def test_tables_of_the_version_before_are_read_alike(study_folder: Path, tmp_pat
     assert after.errors["T"].dtype == "Int64"
     # exported, they are small again
     store.write_study(study_folder, Study("tiny", [tiny_config(variant="Llama")]), {})
-    store.export_study(study_folder, tmp_path / "exported")
+    export_study(study_folder, tmp_path / "exported")
     exported = tmp_path / "exported" / directory.name
     assert (exported / store.METRICS).stat().st_size < (directory / store.METRICS).stat().st_size
 
@@ -183,9 +183,9 @@ def test_export_names_damage_and_keeps_what_was_exported(study_folder: Path, tmp
     configs = [tiny_config(), tiny_config(seed=1)]
     store.write_study(study_folder, Study("tiny", configs), {})
     output = tmp_path / "exported"
-    store.export_study(study_folder, output)
+    export_study(study_folder, output)
     flip(study_folder / configs[0].name / store.EVALUATION)
-    done = store.export_study(study_folder, output)
+    done = export_study(study_folder, output)
     assert len(done.damaged) == 1
     assert store.EVALUATION in done.damaged[0]
     assert set(load_results(output)["run"]) == {config.name for config in configs}
@@ -197,9 +197,9 @@ def test_export_refuses_to_mix_settings(study_folder: Path, tmp_path: Path) -> N
         store.write_study(study_folder, Study("tiny", configs), {})
         if output.exists():
             with pytest.raises(ValueError, match=r"output: expected .*got .*CEM-T2-seed0"):
-                store.export_study(study_folder, output)
+                export_study(study_folder, output)
         else:
-            store.export_study(study_folder, output)
+            export_study(study_folder, output)
 
 
 def test_a_failed_write_leaves_the_old_content(tmp_path: Path, monkeypatch) -> None:

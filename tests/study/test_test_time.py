@@ -9,6 +9,7 @@ from tiny_runs import tiny_config, train
 
 from energylab import project
 from energylab.study import Study, load_run, load_study, store
+from energylab.study.export import export_study
 from energylab.study.variations import tuning
 
 STUDIES = Path(__file__).parents[2] / "studies"
@@ -44,7 +45,7 @@ def test_other_recursions_at_test_time_are_stored_checked_and_exported(tmp_path:
     assert {"excess_mse", "rmse", "energy_change block 0 attention", "energy_change block 0 mlp"} <= set(table)
     assert set(table["T"]) == {2}
     assert (table["energy_change block 0 attention"] < 0).all()
-    store.export_study(folder, tmp_path / "exported")
+    export_study(folder, tmp_path / "exported")
     pd.testing.assert_frame_equal(
         load_study(tmp_path / "exported").test_time.drop(columns="study"), table.drop(columns="study"), check_exact=True
     )

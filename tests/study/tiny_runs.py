@@ -6,7 +6,8 @@ import pandas as pd
 
 from energylab.models import ModelConfig
 from energylab.study import RunConfig, store
-from energylab.study.run import Code, Outcome, execute, threads
+from energylab.study.run import Outcome, execute, threads
+from energylab.study.version import Code
 from energylab.training import TrainingConfig
 
 CODE = Code(version="0", commit=None, dirty=None)

@@ -1,0 +1,1283 @@
+r"""T steps down the interaction energy in one Triton kernel, forward and backward.
+
+    z_t = norm(x_t) ,   s_ij = (q_i·k_j + z_iᵀ diag(d) u_j)/τ ,   q_i = R_i W_Q z_i
+    ℓ_i = log Σ_j exp s_ij ,   p_ij = exp(s_ij − ℓ_i)
+    f_i = Σ_heads [ W_Qᵀ R_iᵀ Σ_j p_ij k_j + d ⊙ Σ_j p_ij u_j ] ,       x_{t+1} = x_t + η_t P f
+
+One program takes a block of rows of one sequence through all steps, all heads at once (heads are the batch of
+3-dimensional products); x stays in registers. Logits and probabilities exist only as tiles.
+
+The reverse of a step, with g the gradient that arrives at x_{t+1}, v = P g, and λ_i the one that arrives at ℓ_i:
+
+    dp_ij = q(v)_i·k_j + v_iᵀ diag(d) u_j        what an attention weight is worth; q(v) = R_i W_Q v_i
+    δ_i   = Σ_j p_ij dp_ij                       and Σ_i δ_i is the gradient of η_t
+    ds_ij = p_ij (η (dp_ij − δ_i) + λ_i)/τ
+    g    ← g + J(x_t) dz ,   dz_i = Σ_heads [ W_Qᵀ R_iᵀ Σ_j ds_ij k_j + d ⊙ Σ_j ds_ij u_j ]      the force with ds for p
+    dk_j  = Σ_t Σ_i ds_ij q_i + η p_ij q(v)_i ,      dW_Q = Σ (R_iᵀ Σ_j p_ij k_j) ⊗ ηv_i + (R_iᵀ Σ_j ds_ij k_j) ⊗ z_i
+    y_j   = Σ_t Σ_i ds_ij z_i + η p_ij v_i ,         du_j = d ⊙ y_j ,   dd = Σ_j u_j ⊙ y_j
+
+The sums over j are made by the program that owns the rows, those over i and t by the one that owns the keys, the rest by
+matrix products: no atomics, so the same numbers each time. docs/kernels.md has the derivation and the costs.
+
+Shape suffixes: B sequences, N positions, H heads, K rank of a head, D width, T steps. In kernels BM rows by BN keys.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional
+
+from energylab.kernels.available import INTERPRETED
+from energylab.kernels.common import (
+    LN2,
+    LOG2E,
+    TRITON_DTYPES,
+    accumulator,
+    architecture,
+    cast,
+    dot,
+    inverse_rms,
+    low_rank_factors,
+    norm_jacobian,
+    padded,
+    precondition,
+    precondition_dense,
+    preconditioner_gradients,
+    preconditioner_kind,
+)
+
+EPSILON = tl.constexpr(1e-6)
+
+# --- device functions ------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def project(
+    z,
+    weight_ptr,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    WHOLE: tl.constexpr,
+    ACC: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """``W_k z_i`` for every head, (H, BM, K), of ``z`` (BM, D), with W padded to (H, K, D).
+
+    WHOLE reads the weights of all heads as one operand, else a head at a time.
+    """
+    BM: tl.constexpr = z.shape[0]
+    D: tl.constexpr = z.shape[1]
+    columns = tl.arange(0, D)
+    if WHOLE:
+        weight = tl.load(weight_ptr + tl.arange(0, H * K)[None, :] * D + columns[:, None])
+        return tl.permute(tl.reshape(dot(z, weight, ACC, PRECISION), (BM, H, K)), (1, 0, 2))
+    else:
+        heads = tl.arange(0, H)
+        result = tl.zeros((H, BM, K), ACC)
+        for head in range(H):
+            weight = tl.load(weight_ptr + head * (K * D) + tl.arange(0, K)[None, :] * D + columns[:, None])
+            one = dot(z, weight, ACC, PRECISION)
+            result = tl.where((heads == head)[:, None, None], one[None, :, :], result)
+        return result
+
+
+@triton.jit
+def merge(
+    o,
+    weight_ptr,
+    D: tl.constexpr,
+    WHOLE: tl.constexpr,
+    DTYPE: tl.constexpr,
+    ACC: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """``Σ_k W_kᵀ o_ik``, (BM, D), of ``o`` (H, BM, K): the transpose of ``project``."""
+    H: tl.constexpr = o.shape[0]
+    BM: tl.constexpr = o.shape[1]
+    K: tl.constexpr = o.shape[2]
+    columns = tl.arange(0, D)
+    if WHOLE:
+        weight = tl.load(weight_ptr + tl.arange(0, H * K)[:, None] * D + columns[None, :])
+        return dot(tl.reshape(tl.permute(cast(o, DTYPE), (1, 0, 2)), (BM, H * K)), weight, ACC, PRECISION)
+    else:
+        heads = tl.arange(0, H)
+        result = tl.zeros((BM, D), ACC)
+        for head in range(H):
+            weight = tl.load(weight_ptr + head * (K * D) + tl.arange(0, K)[:, None] * D + columns[None, :])
+            one = tl.sum(tl.where((heads == head)[:, None, None], o, 0.0), 0)
+            result += dot(cast(one, DTYPE), weight, ACC, PRECISION)
+        return result
+
+
+@triton.jit
+def queries(
+    z,
+    query_ptr,
+    turned_ptr,
+    cos,
+    sin,
+    ROTARY: tl.constexpr,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    WHOLE: tl.constexpr,
+    DTYPE: tl.constexpr,
+    ACC: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """``R_i W_k z_i``, (H, BM, K), rounded to DTYPE.
+
+    A quarter turn exchanges the halves of ``W_k z`` and changes a sign. The turned weights have the rows exchanged, and
+    ``sin`` the sign.
+    """
+    z = cast(z, DTYPE)
+    q = project(z, query_ptr, H, K, WHOLE, ACC, PRECISION)
+    if ROTARY:
+        turned = project(z, turned_ptr, H, K, WHOLE, ACC, PRECISION)
+        q = q * cos[None, :, :] + turned * sin[None, :, :]
+    return cast(q, DTYPE)
+
+
+@triton.jit
+def read_out(
+    o,
+    query_ptr,
+    turned_ptr,
+    cos,
+    sin,
+    ROTARY: tl.constexpr,
+    D: tl.constexpr,
+    WHOLE: tl.constexpr,
+    DTYPE: tl.constexpr,
+    ACC: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """``Σ_k W_kᵀ R_iᵀ o_ik``, (BM, D)."""
+    if ROTARY:
+        straight = merge(o * cos[None, :, :], query_ptr, D, WHOLE, DTYPE, ACC, PRECISION)
+        return straight + merge(o * sin[None, :, :], turned_ptr, D, WHOLE, DTYPE, ACC, PRECISION)
+    else:
+        return merge(o, query_ptr, D, WHOLE, DTYPE, ACC, PRECISION)
+
+
+@triton.jit
+def load_rotation(
+    cos_ptr, sin_ptr, rows, N, ROTARY: tl.constexpr, HEAD_DIM: tl.constexpr, K: tl.constexpr, ACC: tl.constexpr
+):
+    """cos and signed sin of rows' angles, (BM, K); a placeholder without rotary positions."""
+    c = tl.arange(0, K)
+    if ROTARY:
+        offsets = rows[:, None] * HEAD_DIM + c[None, :]
+        mask = (rows < N)[:, None] & (c < HEAD_DIM)[None, :]
+        cos = tl.load(cos_ptr + offsets, mask=mask, other=0.0).to(ACC)
+        sin = tl.load(sin_ptr + offsets, mask=mask, other=0.0).to(ACC)
+        return cos, sin * tl.where(c < HEAD_DIM // 2, -1.0, 1.0)[None, :]
+    else:
+        return tl.zeros((1, K), ACC), tl.zeros((1, K), ACC)
+
+
+@triton.jit
+def load_heads(pointer, rows, N, heads, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, H: tl.constexpr, K: tl.constexpr):
+    """Rows of an (N, HEADS, HEAD_DIM) array as (H, rows, K); ``heads`` are the (H,) head indices."""
+    c = tl.arange(0, K)
+    offsets = rows[None, :, None] * (HEADS * HEAD_DIM) + heads[:, None, None] * HEAD_DIM + c[None, None, :]
+    mask = (heads < HEADS)[:, None, None] & (rows < N)[None, :, None] & (c < HEAD_DIM)[None, None, :]
+    return tl.load(pointer + offsets, mask=mask, other=0.0)
+
+
+@triton.jit
+def store_heads(pointer, value, rows, N, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, H: tl.constexpr, K: tl.constexpr):
+    """The transpose of ``load_heads``, for all heads; ``value`` has the dtype of the array."""
+    c = tl.arange(0, K)
+    heads = tl.arange(0, H)
+    offsets = rows[None, :, None] * (HEADS * HEAD_DIM) + heads[:, None, None] * HEAD_DIM + c[None, None, :]
+    mask = (heads < HEADS)[:, None, None] & (rows < N)[None, :, None] & (c < HEAD_DIM)[None, None, :]
+    tl.store(pointer + offsets, value, mask=mask)
+
+
+@triton.jit
+def load_rows(pointer, rows, columns, N, WIDTH: tl.constexpr):
+    """Rows of an (N, WIDTH) array, (BM, D), 0 outside."""
+    mask = (rows < N)[:, None] & (columns < WIDTH)[None, :]
+    return tl.load(pointer + rows[:, None] * WIDTH + columns[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def store_rows(pointer, value, rows, columns, N, WIDTH: tl.constexpr):
+    mask = (rows < N)[:, None] & (columns < WIDTH)[None, :]
+    tl.store(pointer + rows[:, None] * WIDTH + columns[None, :], value, mask=mask)
+
+
+@triton.jit
+def visible(rows, keys, N, CAUSAL: tl.constexpr):
+    """Which keys a row sees, (BM, BN). CAUSAL: j ≤ i; else only pairs (odd j) before it and itself.
+
+    Rows beyond N see what the last one sees, so that no row is empty.
+    """
+    i = tl.minimum(rows, N - 1)[:, None]
+    j = keys[None, :]
+    see = (j <= i) & (j < N)
+    if not CAUSAL:
+        see = see & ((j % 2 == 1) | (j == i))
+    return see
+
+
+@triton.jit
+def products(
+    q,
+    z,
+    k,
+    u,
+    diagonal_ptr,
+    columns,
+    heads,
+    DIAGONAL: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HEADS: tl.constexpr,
+    DTYPE: tl.constexpr,
+    ACC: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """``z_iᵀ A_k u_j``, (H, BM, BN), before division by τ: ``q·k`` of the heads, and the diagonal's part.
+
+    A shared diagonal's part (DIAGONAL = 1) is one product for all heads; per head (2) it is one for each.
+    """
+    s = dot(q, tl.permute(k, (0, 2, 1)), ACC, PRECISION)
+    if DIAGONAL == 1:
+        d = tl.load(diagonal_ptr + columns, mask=columns < WIDTH, other=0.0).to(ACC)
+        s += dot(cast(z * d[None, :], DTYPE), tl.trans(u), ACC, PRECISION)[None, :, :]
+    if DIAGONAL == 2:
+        H: tl.constexpr = q.shape[0]
+        first = tl.min(heads, 0)
+        for index in range(H):
+            head = first + index
+            inside = (columns < WIDTH) & (head < HEADS)
+            d = tl.load(diagonal_ptr + head * WIDTH + columns, mask=inside, other=0.0).to(ACC)
+            one = dot(cast(z * d[None, :], DTYPE), tl.trans(u), ACC, PRECISION)
+            s += tl.where((heads == head)[:, None, None], one[None, :, :], 0.0)
+    return s
+
+
+@triton.jit
+def diagonal_read_out(
+    w,
+    u,
+    diagonal_ptr,
+    columns,
+    heads,
+    DIAGONAL: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HEADS: tl.constexpr,
+    DTYPE: tl.constexpr,
+    ACC: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """``Σ_k d_k ⊙ Σ_j w_ij^k u_j``, (BM, D), of ``w`` (H, BM, BN); shared: one product with the sum over heads."""
+    if DIAGONAL == 1:
+        d = tl.load(diagonal_ptr + columns, mask=columns < WIDTH, other=0.0).to(ACC)
+        return dot(cast(tl.sum(w, 0), DTYPE), u, ACC, PRECISION) * d[None, :]
+    else:
+        BM: tl.constexpr = w.shape[1]
+        D: tl.constexpr = columns.shape[0]
+        result = tl.zeros((BM, D), ACC)
+        for head in range(HEADS):
+            d = tl.load(diagonal_ptr + head * WIDTH + columns, mask=columns < WIDTH, other=0.0).to(ACC)
+            one = tl.sum(tl.where((heads == head)[:, None, None], w, 0.0), 0)
+            result += dot(cast(one, DTYPE), u, ACC, PRECISION) * d[None, :]
+        return result
+
+
+@triton.jit
+def log_sum_exp(
+    q,
+    z,
+    k_ptr,
+    u_ptr,
+    diagonal_ptr,
+    rows,
+    columns,
+    heads,
+    N,
+    end,
+    SCALE: tl.constexpr,
+    DIAGONAL: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    K: tl.constexpr,
+    BN: tl.constexpr,
+    DTYPE: tl.constexpr,
+    ACC: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """``log₂ Σ_j exp s_ij``, (H, BM), in one sweep over the keys before ``end``."""
+    H: tl.constexpr = q.shape[0]
+    BM: tl.constexpr = q.shape[1]
+    pivot = tl.full((H, BM), float("-inf"), ACC)
+    total = tl.zeros((H, BM), ACC)
+    for start in range(0, end, BN):
+        keys = start + tl.arange(0, BN)
+        k = load_heads(k_ptr, keys, N, heads, HEADS, HEAD_DIM, H, K)
+        u = load_rows(u_ptr, keys, columns, N, WIDTH) if DIAGONAL > 0 else k
+        s = products(q, z, k, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION) * SCALE
+        s = tl.where(visible(rows, keys, N, CAUSAL)[None, :, :], s, float("-inf"))
+        higher = tl.maximum(pivot, tl.max(s, 2))
+        total = total * tl.exp2(pivot - higher) + tl.sum(tl.exp2(s - higher[:, :, None]), 2)
+        pivot = higher
+    return pivot + tl.log2(total)
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def forward_kernel(
+    x_ptr,  # (B, N, D): x_begin
+    u_ptr,  # (B, N, D), operand
+    k_ptr,  # (B, N, H, K), operand
+    query_ptr,  # (H, K, D), operand, padded with 0
+    turned_ptr,  # the same with the halves of K exchanged, for rotary positions
+    diagonal_ptr,  # (D,) or (H, D)
+    cos_ptr,  # (N, K)
+    sin_ptr,
+    step_ptr,  # (T,)
+    scale_ptr,  # (D,), padded with 0
+    left_ptr,  # (D, R), operand, padded with 0
+    right_ptr,
+    out_ptr,  # (B, N, D): x_end
+    lse_ptr,  # (T or T + 1, B, H, N)
+    states_ptr,  # (saved, B, N, D): x_1 ...
+    forces_ptr,  # (T, B, N, D)
+    N,
+    batch,
+    begin,
+    end,
+    saved,
+    SCALE: tl.constexpr,  # log₂e/τ
+    WIDTH: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIAGONAL: tl.constexpr,  # 0 none, 1 shared, 2 per head
+    P: tl.constexpr,
+    ROTARY: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    FINAL: tl.constexpr,  # the log-sum-exp of x_end as well
+    SAVE: tl.constexpr,
+    FORCES: tl.constexpr,
+    D: tl.constexpr,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    R: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    WHOLE: tl.constexpr,
+    DTYPE: tl.constexpr,
+    ACC: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Steps ``begin`` to ``end`` of one block of rows."""
+    blocks = tl.cdiv(N, BM)
+    b = (tl.program_id(0) // blocks).to(tl.int64)
+    block = tl.program_id(0) % blocks
+    rows = block * BM + tl.arange(0, BM)
+    columns = tl.arange(0, D)
+    heads = tl.arange(0, H)
+    x_ptr += b * N * WIDTH
+    u_ptr += b * N * WIDTH
+    k_ptr += b * N * (HEADS * HEAD_DIM)
+    last = tl.minimum(N, (block + 1) * BM)  # the first key that no row here sees
+    lse_mask = (heads < HEADS)[:, None] & (rows < N)[None, :]
+    lse_offsets = heads[:, None] * N + rows[None, :]
+    cos, sin = load_rotation(cos_ptr, sin_ptr, rows, N, ROTARY, HEAD_DIM, K, ACC)
+    x = load_rows(x_ptr, rows, columns, N, WIDTH).to(ACC)
+    for t in range(begin, end):
+        time = tl.cast(t, tl.int64)
+        z = x * inverse_rms(x, WIDTH, EPSILON)[:, None]
+        q = queries(z, query_ptr, turned_ptr, cos, sin, ROTARY, H, K, WHOLE, DTYPE, ACC, PRECISION)
+        o = tl.zeros((H, BM, K), ACC)
+        if DIAGONAL == 0:
+            pivot = tl.full((H, BM), float("-inf"), ACC)
+            total = tl.zeros((H, BM), ACC)
+            for start in range(0, last, BN):
+                keys = start + tl.arange(0, BN)
+                k = load_heads(k_ptr, keys, N, heads, HEADS, HEAD_DIM, H, K)
+                s = dot(q, tl.permute(k, (0, 2, 1)), ACC, PRECISION) * SCALE
+                s = tl.where(visible(rows, keys, N, CAUSAL)[None, :, :], s, float("-inf"))
+                higher = tl.maximum(pivot, tl.max(s, 2))
+                shrink = tl.exp2(pivot - higher)
+                p = tl.exp2(s - higher[:, :, None])
+                total = total * shrink + tl.sum(p, 2)
+                o = o * shrink[:, :, None] + dot(cast(p, DTYPE), k, ACC, PRECISION)
+                pivot = higher
+            o = o / total[:, :, None]
+            lse = pivot + tl.log2(total)
+            force = read_out(o, query_ptr, turned_ptr, cos, sin, ROTARY, D, WHOLE, DTYPE, ACC, PRECISION)
+        else:
+            # the heads' probabilities are added before they meet u, so each head's normaliser is needed first
+            lse = log_sum_exp(
+                q, z, k_ptr, u_ptr, diagonal_ptr, rows, columns, heads, N, last,
+                SCALE, DIAGONAL, CAUSAL, WIDTH, HEADS, HEAD_DIM, K, BN, DTYPE, ACC, PRECISION,
+            )  # fmt: skip
+            force = tl.zeros((BM, D), ACC)
+            for start in range(0, last, BN):
+                keys = start + tl.arange(0, BN)
+                k = load_heads(k_ptr, keys, N, heads, HEADS, HEAD_DIM, H, K)
+                u = load_rows(u_ptr, keys, columns, N, WIDTH)
+                s = products(q, z, k, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION)
+                see = visible(rows, keys, N, CAUSAL)[None, :, :] & (heads < HEADS)[:, None, None]
+                p = tl.where(see, tl.exp2(s * SCALE - lse[:, :, None]), 0.0)
+                o += dot(cast(p, DTYPE), k, ACC, PRECISION)
+                force += diagonal_read_out(
+                    p, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
+                )
+            force += read_out(o, query_ptr, turned_ptr, cos, sin, ROTARY, D, WHOLE, DTYPE, ACC, PRECISION)
+        tl.store(lse_ptr + (time * batch + b) * HEADS * N + lse_offsets, lse * LN2, mask=lse_mask)
+        if FORCES:
+            store_rows(forces_ptr + (time * batch + b) * N * WIDTH, force, rows, columns, N, WIDTH)
+        step = tl.load(step_ptr + t).to(ACC)
+        x += step * precondition(force, scale_ptr, left_ptr, right_ptr, columns, D, R, P, R, DTYPE, ACC, PRECISION)
+        if SAVE and t < saved:
+            store_rows(states_ptr + (time * batch + b) * N * WIDTH, x, rows, columns, N, WIDTH)
+    if FINAL:
+        z = x * inverse_rms(x, WIDTH, EPSILON)[:, None]
+        q = queries(z, query_ptr, turned_ptr, cos, sin, ROTARY, H, K, WHOLE, DTYPE, ACC, PRECISION)
+        lse = log_sum_exp(
+            q, z, k_ptr, u_ptr, diagonal_ptr, rows, columns, heads, N, last,
+            SCALE, DIAGONAL, CAUSAL, WIDTH, HEADS, HEAD_DIM, K, BN, DTYPE, ACC, PRECISION,
+        )  # fmt: skip
+        tl.store(lse_ptr + (tl.cast(end, tl.int64) * batch + b) * HEADS * N + lse_offsets, lse * LN2, mask=lse_mask)
+    store_rows(out_ptr + b * N * WIDTH, cast(x, out_ptr.dtype.element_ty), rows, columns, N, WIDTH)
+
+
+@triton.jit
+def backward_rows_kernel(
+    grad_ptr,  # (B, N, D): the gradient at x_end
+    h_ptr,  # (B, N, D): x_0
+    states_ptr,  # (saved, B, N, D): x_1 ...
+    u_ptr,
+    k_ptr,
+    query_ptr,
+    turned_ptr,
+    diagonal_ptr,
+    cos_ptr,
+    sin_ptr,
+    step_ptr,
+    scale_ptr,
+    left_ptr,
+    right_ptr,
+    lse_ptr,  # (T, B, H, N)
+    lse_grad_ptr,
+    delta_ptr,  # (T, B, H, N): δ
+    query_out_ptr,  # (T, B, N, H, K), operand: q
+    query_pull_ptr,  # the same: q(v)
+    inner_ptr,  # (2, T, B, N, D), operand: v, z
+    outer_ptr,  # (2, T, B, N, H, K), operand: η Σ_j p k, Σ_j ds k
+    pull_ptr,  # (T, B, N, D): η g
+    out_ptr,  # (B, N, D): the gradient at x_begin, but for what comes through the keys
+    N,
+    batch,
+    steps,
+    begin,
+    end,
+    SCALE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIAGONAL: tl.constexpr,
+    P: tl.constexpr,
+    ROTARY: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    D: tl.constexpr,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    R: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    WHOLE: tl.constexpr,
+    DTYPE: tl.constexpr,
+    ACC: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The reverse of steps ``end`` to ``begin`` of one block of rows."""
+    blocks = tl.cdiv(N, BM)
+    b = (tl.program_id(0) // blocks).to(tl.int64)
+    block = tl.program_id(0) % blocks
+    rows = block * BM + tl.arange(0, BM)
+    columns = tl.arange(0, D)
+    heads = tl.arange(0, H)
+    u_ptr += b * N * WIDTH
+    k_ptr += b * N * (HEADS * HEAD_DIM)
+    last = tl.minimum(N, (block + 1) * BM)
+    lse_mask = (heads < HEADS)[:, None] & (rows < N)[None, :]
+    lse_offsets = heads[:, None] * N + rows[None, :]
+    INVERSE: tl.constexpr = SCALE * LN2  # 1/τ
+    cos, sin = load_rotation(cos_ptr, sin_ptr, rows, N, ROTARY, HEAD_DIM, K, ACC)
+    g = load_rows(grad_ptr + b * N * WIDTH, rows, columns, N, WIDTH).to(ACC)
+    inside = (rows < N)[:, None] & (columns < WIDTH)[None, :]
+    offsets = rows[:, None] * WIDTH + columns[None, :]
+    for back in range(begin, end):
+        t = begin + end - 1 - back
+        slot = tl.cast(t, tl.int64) * batch + b
+        x = tl.load(h_ptr + b * N * WIDTH + offsets, mask=inside & (t == 0), other=0.0).to(ACC)
+        x += tl.load(states_ptr + (slot - batch) * N * WIDTH + offsets, mask=inside & (t > 0), other=0.0).to(ACC)
+        inverse = inverse_rms(x, WIDTH, EPSILON)
+        z = x * inverse[:, None]
+        v = precondition(g, scale_ptr, left_ptr, right_ptr, columns, D, R, P, R, DTYPE, ACC, PRECISION)
+        step = tl.load(step_ptr + t).to(ACC)
+        if P > 0:
+            store_rows(pull_ptr + slot * N * WIDTH, step * g, rows, columns, N, WIDTH)
+        half = tl.cast(steps, tl.int64) * batch  # from the first to the second of a pair of arrays
+        store_rows(inner_ptr + slot * N * WIDTH, cast(v, DTYPE), rows, columns, N, WIDTH)
+        store_rows(inner_ptr + (half + slot) * N * WIDTH, cast(z, DTYPE), rows, columns, N, WIDTH)
+        q = queries(z, query_ptr, turned_ptr, cos, sin, ROTARY, H, K, WHOLE, DTYPE, ACC, PRECISION)
+        qv = queries(v, query_ptr, turned_ptr, cos, sin, ROTARY, H, K, WHOLE, DTYPE, ACC, PRECISION)
+        stride = N * (HEADS * HEAD_DIM)
+        store_heads(query_out_ptr + slot * stride, q, rows, N, HEADS, HEAD_DIM, H, K)
+        store_heads(query_pull_ptr + slot * stride, qv, rows, N, HEADS, HEAD_DIM, H, K)
+        lse = tl.load(lse_ptr + slot * HEADS * N + lse_offsets, mask=lse_mask, other=0.0).to(ACC) * LOG2E
+        lse_grad = tl.load(lse_grad_ptr + slot * HEADS * N + lse_offsets, mask=lse_mask, other=0.0).to(ACC)
+        delta = tl.zeros((H, BM), ACC)
+        o = tl.zeros((H, BM, K), ACC)
+        c = tl.zeros((H, BM, K), ACC)
+        for start in range(0, last, BN):
+            keys = start + tl.arange(0, BN)
+            k = load_heads(k_ptr, keys, N, heads, HEADS, HEAD_DIM, H, K)
+            u = load_rows(u_ptr, keys, columns, N, WIDTH) if DIAGONAL > 0 else k
+            s = products(q, z, k, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION)
+            see = visible(rows, keys, N, CAUSAL)[None, :, :] & (heads < HEADS)[:, None, None]
+            p = tl.where(see, tl.exp2(s * SCALE - lse[:, :, None]), 0.0)
+            dp = products(qv, v, k, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION)
+            delta += tl.sum(p * dp, 2)
+            o += dot(cast(p, DTYPE), k, ACC, PRECISION)
+            if DIAGONAL == 0:
+                c += dot(cast(p * dp, DTYPE), k, ACC, PRECISION)
+        tl.store(delta_ptr + slot * HEADS * N + lse_offsets, delta, mask=lse_mask)
+        store_heads(outer_ptr + slot * stride, cast(o * step, DTYPE), rows, N, HEADS, HEAD_DIM, H, K)
+        if DIAGONAL == 0:
+            # one sweep: Σ_j ds k needs δ only as a factor of Σ_j p k
+            c = ((c - delta[:, :, None] * o) * step + lse_grad[:, :, None] * o) * INVERSE
+            dz = read_out(c, query_ptr, turned_ptr, cos, sin, ROTARY, D, WHOLE, DTYPE, ACC, PRECISION)
+        else:
+            dz = tl.zeros((BM, D), ACC)
+            for start in range(0, last, BN):
+                keys = start + tl.arange(0, BN)
+                k = load_heads(k_ptr, keys, N, heads, HEADS, HEAD_DIM, H, K)
+                u = load_rows(u_ptr, keys, columns, N, WIDTH)
+                s = products(q, z, k, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION)
+                see = visible(rows, keys, N, CAUSAL)[None, :, :] & (heads < HEADS)[:, None, None]
+                p = tl.where(see, tl.exp2(s * SCALE - lse[:, :, None]), 0.0)
+                dp = products(qv, v, k, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION)
+                ds = p * ((dp - delta[:, :, None]) * step + lse_grad[:, :, None]) * INVERSE
+                c += dot(cast(ds, DTYPE), k, ACC, PRECISION)
+                dz += diagonal_read_out(
+                    ds, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
+                )
+            dz += read_out(c, query_ptr, turned_ptr, cos, sin, ROTARY, D, WHOLE, DTYPE, ACC, PRECISION)
+        store_heads(outer_ptr + (half + slot) * stride, cast(c, DTYPE), rows, N, HEADS, HEAD_DIM, H, K)
+        g += norm_jacobian(dz, z, inverse, WIDTH)
+    store_rows(out_ptr + b * N * WIDTH, cast(g, out_ptr.dtype.element_ty), rows, columns, N, WIDTH)
+
+
+@triton.jit
+def backward_keys_kernel(
+    u_ptr,
+    k_ptr,
+    diagonal_ptr,
+    step_ptr,
+    lse_ptr,
+    lse_grad_ptr,
+    delta_ptr,
+    query_out_ptr,
+    query_pull_ptr,
+    inner_ptr,
+    key_grad_ptr,  # (B, N, H, K)
+    u_grad_ptr,  # (groups, B, N, D)
+    diagonal_grad_ptr,  # (B, key blocks, groups, D)
+    N,
+    batch,
+    steps,
+    SCALE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIAGONAL: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    GROUP: tl.constexpr,  # heads of a program
+    D: tl.constexpr,
+    H: tl.constexpr,  # GROUP, padded
+    K: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    DTYPE: tl.constexpr,
+    ACC: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The gradients of one block of keys, of a group of heads: the sums over all steps and all rows that see them."""
+    blocks = tl.cdiv(N, BN)
+    groups = HEADS // GROUP
+    block = tl.program_id(0) % blocks
+    group = tl.program_id(0) // blocks % groups
+    b = (tl.program_id(0) // (blocks * groups)).to(tl.int64)
+    keys = block * BN + tl.arange(0, BN)
+    columns = tl.arange(0, D)
+    # padded heads of a group must not be those of the next one
+    local = tl.arange(0, H)
+    heads = tl.where(local < GROUP, group * GROUP + local, HEADS)
+    INVERSE: tl.constexpr = SCALE * LN2
+    k = load_heads(k_ptr + b * N * (HEADS * HEAD_DIM), keys, N, heads, HEADS, HEAD_DIM, H, K)
+    u = load_rows(u_ptr + b * N * WIDTH, keys, columns, N, WIDTH) if DIAGONAL > 0 else k
+    key_grad = tl.zeros((H, BN, K), ACC)
+    y = tl.zeros((BN, D), ACC)
+    first = block * BN // BM * BM  # no row before it sees a key of this block
+    half = tl.cast(steps, tl.int64) * batch
+    for t in range(0, steps):
+        slot = tl.cast(t, tl.int64) * batch + b
+        step = tl.load(step_ptr + t).to(ACC)
+        for start in range(first, N, BM):
+            rows = start + tl.arange(0, BM)
+            stride = N * (HEADS * HEAD_DIM)
+            q = load_heads(query_out_ptr + slot * stride, rows, N, heads, HEADS, HEAD_DIM, H, K)
+            qv = load_heads(query_pull_ptr + slot * stride, rows, N, heads, HEADS, HEAD_DIM, H, K)
+            v = load_rows(inner_ptr + slot * N * WIDTH, rows, columns, N, WIDTH) if DIAGONAL > 0 else q
+            z = load_rows(inner_ptr + (half + slot) * N * WIDTH, rows, columns, N, WIDTH) if DIAGONAL > 0 else q
+            mask = (heads < HEADS)[:, None] & (rows < N)[None, :]
+            offsets = slot * HEADS * N + heads[:, None] * N + rows[None, :]
+            lse = tl.load(lse_ptr + offsets, mask=mask, other=0.0).to(ACC) * LOG2E
+            lse_grad = tl.load(lse_grad_ptr + offsets, mask=mask, other=0.0).to(ACC)
+            delta = tl.load(delta_ptr + offsets, mask=mask, other=0.0)
+            s = products(
+                q, z.to(ACC), k, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
+            )
+            see = visible(rows, keys, N, CAUSAL)[None, :, :] & mask[:, :, None]
+            p = tl.where(see, tl.exp2(s * SCALE - lse[:, :, None]), 0.0)
+            dp = products(
+                qv, v.to(ACC), k, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
+            )
+            ds = p * ((dp - delta[:, :, None]) * step + lse_grad[:, :, None]) * INVERSE
+            p *= step
+            key_grad += dot(tl.permute(cast(p, DTYPE), (0, 2, 1)), qv, ACC, PRECISION)
+            key_grad += dot(tl.permute(cast(ds, DTYPE), (0, 2, 1)), q, ACC, PRECISION)
+            if DIAGONAL > 0:
+                y += dot(tl.trans(cast(tl.sum(p, 0), DTYPE)), v, ACC, PRECISION)
+                y += dot(tl.trans(cast(tl.sum(ds, 0), DTYPE)), z, ACC, PRECISION)
+    c = tl.arange(0, K)
+    offsets = keys[None, :, None] * (HEADS * HEAD_DIM) + heads[:, None, None] * HEAD_DIM + c[None, None, :]
+    mask = (heads < HEADS)[:, None, None] & (keys < N)[None, :, None] & (c < HEAD_DIM)[None, None, :]
+    element: tl.constexpr = key_grad_ptr.dtype.element_ty
+    tl.store(key_grad_ptr + b * N * (HEADS * HEAD_DIM) + offsets, cast(key_grad, element), mask=mask)
+    if DIAGONAL > 0:
+        row = group if DIAGONAL == 2 else 0
+        d = tl.load(diagonal_ptr + row * WIDTH + columns, mask=columns < WIDTH, other=0.0).to(ACC)
+        slot = tl.cast(group, tl.int64) * batch + b
+        store_rows(u_grad_ptr + slot * N * WIDTH, y * d[None, :], keys, columns, N, WIDTH)
+        partial = tl.sum(u.to(ACC) * y, 0)
+        slot = (b * blocks + block) * groups + group
+        tl.store(diagonal_grad_ptr + slot * WIDTH + columns, partial, mask=columns < WIDTH)
+
+
+# --- configurations --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """How one kernel is cut: rows and keys of a tile, warps, stages of the load pipeline, and how weights are read."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+    whole: bool = True
+    """Whether the projections take the weights of all heads as one operand, or a head at a time."""
+
+
+CONFIGURATIONS: dict[tuple[str, str, int, str], Configuration] = {}
+INTERPRETER_CUT = Configuration(rows=32, keys=64, num_warps=1, num_stages=1)
+"""The interpreter's time is a matter of how many operations there are, not of their size."""
+
+
+def configuration(kernel: str, dtype: torch.dtype, width: int, architecture: str) -> Configuration:
+    """The entry of the table for a kernel; KeyError where it has none."""
+    if INTERPRETED:
+        return INTERPRETER_CUT
+    return CONFIGURATIONS[kernel, str(dtype).removeprefix("torch."), padded(width, 32), architecture]
+
+
+def why_not_shape(
+    dtype: torch.dtype, device: torch.device, heads: int, head_dim: int, width: int, rank: int
+) -> str | None:
+    """Why the table has no kernel for a layer; None if it has."""
+    if INTERPRETED:
+        return None
+    key = ("forward", str(dtype).removeprefix("torch."), padded(width, 32), architecture(device))
+    if key not in CONFIGURATIONS:
+        return f"no configuration for width {key[2]} in {key[1]} on {key[3]}, and the width is {width}"
+    return None
+
+
+# --- launching -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a descent is given, as tensors: see ``interaction_descent``."""
+
+    h: Tensor
+    u: Tensor
+    k: Tensor
+    query_weight: Tensor
+    diagonal: Tensor | None
+    step_sizes: Tensor
+    scale: Tensor | None
+    left: Tensor | None
+    right: Tensor | None
+    cos: Tensor | None
+    sin: Tensor | None
+    temperature: float
+    mask: str
+    final: bool
+
+    @property
+    def steps(self) -> int:
+        return self.step_sizes.shape[0]
+
+    @property
+    def points(self) -> int:
+        """At how many of the x_t there is a log-sum-exp."""
+        return self.steps + self.final
+
+    @property
+    def accumulator(self) -> torch.dtype:
+        return accumulator(self.k.dtype)
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.empty(shape, dtype=dtype or self.accumulator, device=self.h.device)
+
+
+def _constants(inputs: Inputs, precision: str) -> dict[str, Any]:
+    heads, head_dim, width = inputs.query_weight.shape
+    rank = 0
+    if inputs.left is not None:
+        rank = inputs.left.shape[1] * (1 if inputs.right is None else 2)
+    return {
+        "SCALE": LOG2E.value / inputs.temperature,
+        "WIDTH": width,
+        "HEADS": heads,
+        "HEAD_DIM": head_dim,
+        "DIAGONAL": 0 if inputs.diagonal is None else inputs.diagonal.ndim,
+        "P": preconditioner_kind(inputs.scale, inputs.left),
+        "ROTARY": inputs.cos is not None,
+        "CAUSAL": inputs.mask == "causal",
+        "D": padded(width),
+        "H": triton.next_power_of_2(heads),
+        "K": padded(head_dim),
+        "R": padded(rank),
+        "DTYPE": TRITON_DTYPES[inputs.k.dtype],
+        "ACC": TRITON_DTYPES[inputs.accumulator],
+        "PRECISION": precision,
+    }
+
+
+def _tile(cut: Configuration) -> dict[str, Any]:
+    return {"BM": cut.rows, "BN": cut.keys, "num_warps": cut.num_warps, "num_stages": cut.num_stages}
+
+
+def _pick(function: Any, constants: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in constants.items() if name in function.arg_names}
+
+
+def launch_forward(
+    inputs: Inputs,
+    save: bool,
+    forces: bool,
+    fused: bool = True,
+    precision: str = "ieee",
+    cut: Configuration | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x_T, the log-sum-exps, and where asked for the states x_1 .. and the forces f_t: one launch, or T of them."""
+    batch, length, width = inputs.h.shape
+    heads = inputs.query_weight.shape[0]
+    steps, points = inputs.steps, inputs.points
+    cut = cut or configuration("forward", inputs.k.dtype, width, architecture(inputs.h.device))
+    scale, left, right = _padded_preconditioner(inputs)
+    query, turned = _padded_weights(inputs)
+    out = torch.empty_like(inputs.h)
+    lse = inputs.empty(points, batch, heads, length)
+    saved = points - 1 if save or not fused else 0
+    states = inputs.empty(saved, batch, length, width)
+    force = inputs.empty(steps if forces else 0, batch, length, width)
+    nothing = inputs.step_sizes  # stands for a pointer that is not followed
+    constants = _constants(inputs, precision)
+    grid = (triton.cdiv(length, cut.rows) * batch,)
+    launches = [(0, steps)] if fused else [(t, t + 1) for t in range(steps)]
+    for begin, end in launches:
+        whole = end == steps
+        forward_kernel[grid](
+            inputs.h if begin == 0 else states[begin - 1],
+            inputs.u,
+            inputs.k,
+            query,
+            turned,
+            _or(inputs.diagonal, nothing),
+            _or(inputs.cos, nothing),
+            _or(inputs.sin, nothing),
+            inputs.step_sizes,
+            scale,
+            left,
+            right,
+            out if whole else states[end - 1],
+            lse,
+            states,
+            force,
+            length,
+            batch,
+            begin,
+            end,
+            saved,
+            **_pick(forward_kernel, constants),
+            FINAL=inputs.final and whole,
+            SAVE=saved > 0 and (fused or whole),
+            FORCES=forces,
+            WHOLE=cut.whole,
+            **_tile(cut),
+        )
+    return out, lse, states if save else states[:0].clone(), force
+
+
+def launch_backward(
+    inputs: Inputs,
+    grad: Tensor,
+    lse_grad: Tensor,
+    lse: Tensor,
+    states: Tensor,
+    forces: Tensor,
+    fused: bool = True,
+    precision: str = "ieee",
+    cuts: tuple[Configuration, Configuration] | None = None,
+) -> "Gradients":
+    """Every gradient, from what the forward saved: one launch over rows (or T of them), one over keys, matrix products."""
+    batch, length, width = inputs.h.shape
+    heads, head_dim, _ = inputs.query_weight.shape
+    points, dtype, where = inputs.points, inputs.k.dtype, architecture(inputs.h.device)
+    rows_cut, keys_cut = cuts or [configuration(f"backward_{name}", dtype, width, where) for name in ("rows", "keys")]
+    scale, left, right = _padded_preconditioner(inputs)
+    query, turned = _padded_weights(inputs)
+    step_sizes = inputs.step_sizes
+    if inputs.final:  # E(x_T) without a step from there
+        step_sizes = torch.cat([step_sizes, step_sizes.new_zeros(1)])
+    constants = _constants(inputs, precision)
+    nothing = step_sizes
+    delta = inputs.empty(points, batch, heads, length)
+    queries_out, queries_pull = (inputs.empty(points, batch, length, heads, head_dim, dtype=dtype) for _ in range(2))
+    inner = inputs.empty(2, points, batch, length, width, dtype=dtype)
+    outer = inputs.empty(2, points, batch, length, heads, head_dim, dtype=dtype)
+    pull = inputs.empty(points if inputs.scale is not None else 0, batch, length, width)
+    h_grad = torch.empty_like(inputs.h)
+    grid = (triton.cdiv(length, rows_cut.rows) * batch,)
+    for begin, end in [(0, points)] if fused else [(t, t + 1) for t in reversed(range(points))]:
+        out = h_grad if begin == 0 else inputs.empty(batch, length, width)
+        backward_rows_kernel[grid](
+            grad,
+            inputs.h,
+            states,
+            inputs.u,
+            inputs.k,
+            query,
+            turned,
+            _or(inputs.diagonal, nothing),
+            _or(inputs.cos, nothing),
+            _or(inputs.sin, nothing),
+            step_sizes,
+            scale,
+            left,
+            right,
+            lse,
+            lse_grad,
+            delta,
+            queries_out,
+            queries_pull,
+            inner,
+            outer,
+            pull,
+            out,
+            length,
+            batch,
+            points,
+            begin,
+            end,
+            **_pick(backward_rows_kernel, constants),
+            WHOLE=rows_cut.whole,
+            **_tile(rows_cut),
+        )
+        grad = out
+    kind = constants["DIAGONAL"]
+    group = heads if kind == 1 else 1
+    blocks, groups = triton.cdiv(length, keys_cut.keys), heads // group
+    key_grad = torch.empty_like(inputs.k)
+    u_grad = inputs.empty(groups if kind else 0, batch, length, width)
+    diagonal_grad = inputs.empty(batch * blocks if kind else 0, groups, width)
+    backward_keys_kernel[(batch * groups * blocks,)](
+        inputs.u,
+        inputs.k,
+        _or(inputs.diagonal, nothing),
+        step_sizes,
+        lse,
+        lse_grad,
+        delta,
+        queries_out,
+        queries_pull,
+        inner,
+        key_grad,
+        u_grad,
+        diagonal_grad,
+        length,
+        batch,
+        points,
+        **{**_pick(backward_keys_kernel, constants), "H": triton.next_power_of_2(group)},
+        GROUP=group,
+        **_tile(keys_cut),
+    )
+    query_grad = _query_gradient(inputs, outer, inner)
+    scale_grad, left_grad, right_grad = preconditioner_gradients(
+        pull[: inputs.steps], forces, inputs.scale, inputs.left, inputs.right
+    )
+    return Gradients(
+        h=h_grad,
+        u=u_grad.sum(0) if kind else None,
+        k=key_grad,
+        query_weight=query_grad,
+        diagonal=diagonal_grad.sum(0).squeeze(0) if kind == 1 else diagonal_grad.sum(0) if kind else None,
+        step_sizes=delta[: inputs.steps].sum((1, 2, 3)),
+        scale=scale_grad,
+        left=left_grad,
+        right=right_grad,
+    )
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradient of each differentiable field of ``Inputs``, None where it is None."""
+
+    h: Tensor
+    u: Tensor | None
+    k: Tensor
+    query_weight: Tensor
+    diagonal: Tensor | None
+    step_sizes: Tensor
+    scale: Tensor | None
+    left: Tensor | None
+    right: Tensor | None
+
+
+def _query_gradient(inputs: Inputs, outer: Tensor, inner: Tensor) -> Tensor:
+    """``dW_Q``, of all steps by one matrix product: (2, T, B, N, H, K) with (2, T, B, N, D)."""
+    if inputs.cos is not None:
+        outer = rotate_back(outer, inputs.cos[:, None], inputs.sin[:, None]).to(inner.dtype)
+    return (outer.flatten(-2).flatten(0, -2).mT @ inner.flatten(0, -2)).view_as(inputs.query_weight)
+
+
+def _padded_weights(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """W_Q, zero beyond its heads, ranks and width, and the same with the halves of each head exchanged, for the rotation.
+
+    A tile of them needs no mask, and its addresses are one base and constants: kept over the steps, other addresses would
+    take the registers.
+    """
+    heads, head_dim, width = inputs.query_weight.shape
+    missing = (0, padded(width) - width, 0, padded(head_dim) - head_dim, 0, triton.next_power_of_2(heads) - heads)
+    query = functional.pad(inputs.query_weight, missing).contiguous()
+    if inputs.cos is None:
+        return query, query
+    return query, functional.pad(inputs.query_weight.roll(head_dim // 2, 1), missing).contiguous()
+
+
+def _padded_preconditioner(inputs: Inputs) -> list[Tensor]:
+    """scale, L and R of the preconditioner, zero beyond the width and the rank; another tensor for what there is not."""
+    width = padded(inputs.h.shape[2]) - inputs.h.shape[2]
+    parts = [inputs.step_sizes] * 3  # stand for pointers that are not followed
+    if inputs.scale is not None:
+        parts[0] = functional.pad(inputs.scale, (0, width))
+    if inputs.left is not None:
+        for index, factor in enumerate(low_rank_factors(inputs.left, inputs.right), start=1):
+            rank = factor.shape[1]
+            parts[index] = functional.pad(factor, (0, padded(rank) - rank, 0, width)).contiguous()
+    return parts
+
+
+def _or(tensor: Tensor | None, nothing: Tensor) -> Tensor:
+    return nothing if tensor is None else tensor
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``R_i x_i`` over the last axis, halves convention."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+def rotate_back(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``R_iᵀ x_i``."""
+    return rotate(x, cos, -sin)
+
+
+# --- the same in PyTorch, with dense tiles ---------------------------------------------------------------------------
+
+
+class _Dense:
+    """The linear maps of the energy, ``z ↦ zᵀ A_k u_j`` and ``w ↦ Σ_k Σ_j w_ij^k A_k u_j``, in the accumulator's dtype."""
+
+    def __init__(self, inputs: Inputs):
+        self.inputs = inputs
+        wide = inputs.accumulator
+        self.weight_HKD, self.u_BJD = inputs.query_weight.to(wide), inputs.u.to(wide)
+        self.k_BHJK = inputs.k.to(wide).transpose(1, 2)
+        self.diagonal = None if inputs.diagonal is None else inputs.diagonal.to(wide)
+        length = inputs.h.shape[1]
+        i, j = torch.arange(length, device=inputs.h.device)[:, None], torch.arange(length, device=inputs.h.device)
+        self.hidden_NJ = j > i if inputs.mask == "causal" else (j > i) | ((j % 2 == 0) & (j != i))
+
+    def queries(self, z_BND: Tensor) -> Tensor:
+        q_BHNK = torch.einsum("bnd,hkd->bhnk", z_BND, self.weight_HKD)
+        return q_BHNK if self.inputs.cos is None else rotate(q_BHNK, self.inputs.cos, self.inputs.sin)
+
+    def unrotated(self, o_BHNK: Tensor) -> Tensor:
+        return o_BHNK if self.inputs.cos is None else rotate_back(o_BHNK, self.inputs.cos, self.inputs.sin)
+
+    def products(self, z_BND: Tensor) -> Tensor:
+        s_BHNJ = self.queries(z_BND) @ self.k_BHJK.mT
+        if self.diagonal is not None:
+            diagonal_HD = self.diagonal if self.diagonal.ndim == 2 else self.diagonal[None]
+            s_BHNJ = s_BHNJ + torch.einsum("bnd,hd,bjd->bhnj", z_BND, diagonal_HD, self.u_BJD)
+        return s_BHNJ
+
+    def logits(self, z_BND: Tensor) -> Tensor:
+        return (self.products(z_BND) / self.inputs.temperature).masked_fill(self.hidden_NJ, -torch.inf)
+
+    def read_out(self, w_BHNJ: Tensor) -> Tensor:
+        force = torch.einsum("bhnk,hkd->bnd", self.unrotated(w_BHNJ @ self.k_BHJK), self.weight_HKD)
+        if self.diagonal is not None:
+            diagonal_HD = self.diagonal if self.diagonal.ndim == 2 else self.diagonal.expand(w_BHNJ.shape[1], -1)
+            force = force + torch.einsum("bhnj,bjd,hd->bnd", w_BHNJ, self.u_BJD, diagonal_HD)
+        return force
+
+
+def _norm(x: Tensor) -> tuple[Tensor, Tensor]:
+    """``norm(x)`` and ``1/rms(x)``."""
+    inverse = (x.square().mean(-1, keepdim=True) + EPSILON.value).rsqrt()
+    return x * inverse, inverse
+
+
+def dense_forward(inputs: Inputs, save: bool, forces: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What ``launch_forward`` computes, with the logits in memory."""
+    dense, wide = _Dense(inputs), inputs.accumulator
+    scale, left, right = (None if part is None else part.to(wide) for part in (inputs.scale, inputs.left, inputs.right))
+    x, lses, states, fs = inputs.h.to(wide), [], [], []
+    for step_size in inputs.step_sizes.to(wide):
+        logits = dense.logits(_norm(x)[0])
+        force = dense.read_out(logits.softmax(-1))
+        x = x + step_size * precondition_dense(force, scale, left, right)
+        lses.append(logits.logsumexp(-1))
+        states.append(x)
+        fs.append(force)
+    if inputs.final:
+        lses.append(dense.logits(_norm(x)[0]).logsumexp(-1))
+    none = inputs.empty(0, *inputs.h.shape)
+    kept = states[: inputs.points - 1] if save else []
+    return (
+        x.to(inputs.h.dtype, copy=True),
+        torch.stack(lses),
+        torch.stack(kept) if kept else none,
+        torch.stack(fs) if forces else none.clone(),
+    )
+
+
+def dense_backward(inputs: Inputs, grad: Tensor, lse_grad: Tensor, states: Tensor, forces: Tensor) -> Gradients:
+    """What ``launch_backward`` computes: the algebra at the top of this file, line by line."""
+    dense, wide = _Dense(inputs), inputs.accumulator
+    scale, left, right = (None if part is None else part.to(wide) for part in (inputs.scale, inputs.left, inputs.right))
+    g = grad.to(wide)
+    xs = [inputs.h.to(wide), *states]
+    step_sizes = [*inputs.step_sizes.to(wide)] + [g.new_zeros(())] * inputs.final
+    query_grad, key_grad = torch.zeros_like(dense.weight_HKD), torch.zeros_like(dense.k_BHJK)
+    y_BHJD = g.new_zeros(())
+    deltas: list[Tensor] = []
+    pulls: list[Tensor] = []
+    for x, step_size, lse_gradient in reversed(list(zip(xs, step_sizes, lse_grad.to(wide), strict=True))):
+        z, inverse = _norm(x)
+        v = precondition_dense(g, scale, left, right)
+        p = dense.logits(z).softmax(-1)
+        dp = dense.products(v)
+        delta = (p * dp).sum(-1, keepdim=True)
+        ds = p * (step_size * (dp - delta) + lse_gradient[..., None]) / inputs.temperature
+        deltas.append(delta.sum())
+        pulls.append(step_size * g)
+        ep = step_size * p
+        for weight, vector in ((ep, v), (ds, z)):
+            key_grad = key_grad + weight.mT @ dense.queries(vector)
+            o = dense.unrotated(weight @ dense.k_BHJK)
+            query_grad = query_grad + torch.einsum("bhnk,bnd->hkd", o, vector)
+            if dense.diagonal is not None:
+                y_BHJD = y_BHJD + weight.mT @ vector[:, None]
+        dz = dense.read_out(ds)
+        g = g + inverse * (dz - z * (z * dz).mean(-1, keepdim=True))  # J(x) dz
+    u_grad = diagonal_grad = None
+    if dense.diagonal is not None:
+        diagonal_HD = dense.diagonal if dense.diagonal.ndim == 2 else dense.diagonal.expand(y_BHJD.shape[1], -1)
+        u_grad = torch.einsum("bhjd,hd->bjd", y_BHJD, diagonal_HD)
+        diagonal_grad = torch.einsum("bhjd,bjd->hd", y_BHJD, dense.u_BJD)
+        if dense.diagonal.ndim == 1:
+            diagonal_grad = diagonal_grad.sum(0)
+    pull = torch.stack(pulls[::-1][: inputs.steps])
+    scale_grad, left_grad, right_grad = preconditioner_gradients(pull, forces, scale, left, right)
+    return Gradients(
+        h=g.to(inputs.h.dtype),
+        u=u_grad,
+        k=key_grad.transpose(1, 2).contiguous(),
+        query_weight=query_grad,
+        diagonal=diagonal_grad,
+        step_sizes=torch.stack(deltas[::-1][: inputs.steps]),
+        scale=scale_grad,
+        left=left_grad,
+        right=right_grad,
+    )
+
+
+# --- the operators ---------------------------------------------------------------------------------------------------
+
+_ARGUMENTS = tuple(field.name for field in dataclasses.fields(Inputs))
+_DIFFERENTIABLE = tuple(field.name for field in dataclasses.fields(Gradients))
+SECOND_DERIVATIVE = 'second derivative: the fused kernel has only a first one; use backend="reference"'
+
+
+@torch.library.custom_op("energylab::interaction_descent", mutates_args=())
+def interaction_descent(
+    h: Tensor,
+    u: Tensor,
+    k: Tensor,
+    query_weight: Tensor,
+    diagonal: Tensor | None,
+    step_sizes: Tensor,
+    scale: Tensor | None,
+    left: Tensor | None,
+    right: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    temperature: float,
+    mask: str,
+    final: bool,
+    save: bool,
+    forces: bool,
+    fused: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """T steps from ``h``: x_T, the log-sum-exps, the states x_1 .. x_{T−1}, the forces.
+
+    Args:
+        h: (B, N, D), in its own dtype; the state is kept in float32.
+        u, k: the history ``norm(h)``, (B, N, D), and the (rotated) keys, (B, N, H, K).
+        query_weight, diagonal: (H, K, D), and (D,), (H, D) or None; like u and k in the dtype of the matrix products.
+        step_sizes: (T,).
+        scale, left, right: P, diag(scale) + U Vᵀ + V Uᵀ, or + U Uᵀ where ``right`` is None.
+        cos, sin: (N, K), of rotary positions.
+        final: the log-sum-exp of x_T too, by one more sweep, and then x_T among the states.
+        save, forces: whether the states and forces are wanted; the backward needs the first, and the second for P.
+        fused: one launch for all steps, or one for each.
+
+    Differentiable in x_T and the log-sum-exps, (T, B, H, N), once; the energy is ``−τ Σ_k`` of them.
+    """
+    inputs = Inputs(h, u, k, query_weight, diagonal, step_sizes, scale, left, right, cos, sin, temperature, mask, final)
+    if h.is_cuda or INTERPRETED:
+        return launch_forward(inputs, save, forces, fused)
+    return dense_forward(inputs, save, forces)
+
+
+@interaction_descent.register_fake
+def _(h, u, k, query_weight, diagonal, step_sizes, *rest):
+    inputs, (save, forces, _) = Inputs(h, u, k, query_weight, diagonal, step_sizes, *rest[:-3]), rest[-3:]
+    lse = inputs.empty(inputs.points, h.shape[0], query_weight.shape[0], h.shape[1])
+    states = inputs.empty(inputs.points - 1 if save else 0, *h.shape)
+    return torch.empty_like(h), lse, states, inputs.empty(inputs.steps if forces else 0, *h.shape)
+
+
+@torch.library.custom_op("energylab::interaction_descent_backward", mutates_args=())
+def interaction_descent_backward(
+    grad: Tensor,
+    lse_grad: Tensor,
+    lse: Tensor,
+    states: Tensor,
+    saved_forces: Tensor,
+    h: Tensor,
+    u: Tensor,
+    k: Tensor,
+    query_weight: Tensor,
+    diagonal: Tensor | None,
+    step_sizes: Tensor,
+    scale: Tensor | None,
+    left: Tensor | None,
+    right: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    temperature: float,
+    mask: str,
+    final: bool,
+    fused: bool,
+) -> list[Tensor]:
+    """The gradients of ``interaction_descent``, in the order of ``Gradients``, those that are None left out."""
+    inputs = Inputs(h, u, k, query_weight, diagonal, step_sizes, scale, left, right, cos, sin, temperature, mask, final)
+    if h.is_cuda or INTERPRETED:
+        gradients = launch_backward(inputs, grad, lse_grad, lse, states, saved_forces, fused)
+    else:
+        gradients = dense_backward(inputs, grad, lse_grad, states, saved_forces)
+    return [
+        gradient.to(getattr(inputs, name).dtype)
+        for name in _DIFFERENTIABLE
+        if (gradient := getattr(gradients, name)) is not None
+    ]
+
+
+@interaction_descent_backward.register_fake
+def _(grad, lse_grad, lse, states, saved_forces, *rest):
+    inputs = Inputs(*rest[:-1])
+    return [torch.empty_like(getattr(inputs, name)) for name in _with_gradient(inputs)]
+
+
+def _with_gradient(inputs: Inputs) -> list[str]:
+    """The fields that have a gradient: without a diagonal, u does not matter."""
+    names = [name for name in _DIFFERENTIABLE if getattr(inputs, name) is not None]
+    return [name for name in names if name != "u" or inputs.diagonal is not None]
+
+
+def _setup(ctx, inputs, output) -> None:
+    *arguments, save, _, fused = inputs
+    tensors = [argument if isinstance(argument, Tensor) else None for argument in arguments]
+    ctx.save_for_backward(*tensors, *(output[1:] if save else ()))
+    ctx.rest = [argument for name, argument in zip(_ARGUMENTS, arguments, strict=True) if name in _PLAIN]
+    ctx.fused, ctx.saved = fused, save
+    ctx.set_materialize_grads(False)
+
+
+_PLAIN = ("temperature", "mask", "final")
+
+
+def _backward(ctx, grad, lse_grad, *_):
+    if not ctx.saved:
+        raise RuntimeError("interaction_descent: a backward needs save=True")
+    tensors = ctx.saved_tensors
+    arguments, (lse, states, forces) = [*tensors[: len(_ARGUMENTS) - len(_PLAIN)], *ctx.rest], tensors[-3:]
+    inputs = Inputs(*arguments)
+    grad = torch.zeros_like(inputs.h) if grad is None else grad.contiguous()
+    lse_grad = torch.zeros_like(lse) if lse_grad is None else lse_grad.contiguous()
+    values = interaction_descent_backward(grad, lse_grad, lse, states, forces, *arguments, ctx.fused)
+    by_name = dict(zip(_with_gradient(inputs), values, strict=True))
+    return (*(by_name.get(name) for name in _ARGUMENTS), None, None, None)
+
+
+interaction_descent.register_autograd(_backward, setup_context=_setup)
+
+
+def _refuse(ctx, *grads):
+    raise RuntimeError(SECOND_DERIVATIVE)
+
+
+interaction_descent_backward.register_autograd(_refuse)

@@ -1,0 +1,225 @@
+"""What the paper says of these layers, and what the stored studies say of that.
+
+A row for each comparison: the difference in excess MSE between two models, paired by seed, with the interval that decides
+and the margin that matters (grey). The rule is in `energylab.analysis.verdicts`. Claims, comparisons and margins were
+written down before the runs that decide them, except for the runs of the recursion study with seeds 0 to 2.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from energylab.analysis.verdicts import (
+    NOT_SUPPORTED,
+    SUPPORTED,
+    UNDECIDED,
+    Claim,
+    Comparison,
+    Model,
+    judge,
+    verdict,
+)
+from energylab.plotting import plots
+from energylab.plotting.style import INK, NEUTRAL, VenueFigure, style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from energylab.study import StudyResults
+
+GAIN = 0.001
+"""A gain below this, a twentieth of the excess MSE of CEM models, is none."""
+LITTLE = 0.002
+"""A loss below this, a seventh of the excess MSE of Llama, is little."""
+
+CLAIMS = (
+    Claim(
+        key="a",
+        sentence="Tied weights lose little, at half of the attention's and two thirds of the MLP's parameters",
+        comparisons=(
+            Comparison(
+                study="tied_weights",
+                a=Model("CEM no diagonal"),
+                b=Model("Llama"),
+                asks="close",
+                margin=LITTLE,
+            ),
+            Comparison(
+                study="tied_weights",
+                a=Model("CEM attention, Llama MLP"),
+                b=Model("Llama"),
+                asks="close",
+                margin=LITTLE,
+            ),
+            Comparison(
+                study="tied_weights",
+                a=Model("Llama attention, CEM MLP"),
+                b=Model("Llama"),
+                asks="close",
+                margin=LITTLE,
+            ),
+            Comparison(
+                study="tied_weights",
+                a=Model("CEM no diagonal, equal parameters"),
+                b=Model("Llama"),
+                asks="close",
+                margin=LITTLE,
+            ),
+        ),
+    ),
+    Claim(
+        key="b1",
+        sentence="T = 2 beats T = 1, in attention and in the MLP",
+        comparisons=(
+            Comparison(study="recursion", a=Model("CEM", 2), b=Model("CEM", 1), asks="lower", margin=GAIN),
+            Comparison(
+                study="recursion_by_part",
+                a=Model("CEM T = 2 in attention"),
+                b=Model("CEM", 1),
+                asks="lower",
+                margin=GAIN,
+            ),
+            Comparison(
+                study="recursion_by_part",
+                a=Model("CEM T = 2 in the MLP"),
+                b=Model("CEM", 1),
+                asks="lower",
+                margin=GAIN,
+            ),
+        ),
+    ),
+    Claim(
+        key="b2",
+        sentence="T = 4 and T = 8 lower the error further",
+        comparisons=(
+            Comparison(study="recursion", a=Model("CEM", 4), b=Model("CEM", 2), asks="lower", margin=GAIN),
+            Comparison(study="recursion", a=Model("CEM", 8), b=Model("CEM", 2), asks="lower", margin=GAIN),
+        ),
+    ),
+    Claim(
+        key="c",
+        sentence="A head-shared diagonal is essential: it beats none",
+        comparisons=(
+            Comparison(study="diagonal", a=Model("CEM", 1), b=Model("CEM no diagonal", 1), asks="lower", margin=GAIN),
+            Comparison(study="diagonal", a=Model("CEM", 2), b=Model("CEM no diagonal", 2), asks="lower", margin=GAIN),
+        ),
+    ),
+    Claim(
+        key="d",
+        sentence="Learned preconditioners add little: going without one loses little",
+        comparisons=tuple(
+            Comparison(study="preconditioner", a=Model("CEM"), b=Model(f"CEM P {kind}"), asks="close", margin=LITTLE)
+            for kind in ("diagonal", "diagonal low rank", "diagonal low rank positive")
+        ),
+    ),
+    Claim(
+        key="e",
+        sentence="CEM layers alone, with T = 2 and preconditioners, match Llama with fewer parameters",
+        comparisons=(
+            Comparison(study="full_cem", a=Model("CEM preconditioned"), b=Model("Llama"), asks="close", margin=LITTLE),
+        ),
+    ),
+    Claim(
+        key="f",
+        sentence="Recursion within a layer is not the same as looping a block",
+        comparisons=(
+            Comparison(
+                study="looping",
+                a=Model("CEM", 2),
+                b=Model("CEM looped block"),
+                asks="different",
+                margin=GAIN,
+            ),
+            Comparison(
+                study="looping",
+                a=Model("CEM, equal operations"),
+                b=Model("CEM looped block"),
+                asks="different",
+                margin=GAIN,
+            ),
+        ),
+    ),
+)
+
+NEEDS = tuple(dict.fromkeys(comparison.study for claim in CLAIMS for comparison in claim.comparisons))
+PARTIAL = True
+
+_COLOURS = {SUPPORTED: "#1b7837", NOT_SUPPORTED: "#b2182b", UNDECIDED: NEUTRAL}
+_ROW = 0.17  # inches
+
+
+def draw(results: StudyResults) -> Figure:
+    """A row for each comparison that was run, under the sentence of its claim."""
+    judged = [(claim, judge(claim, results.errors)) for claim in CLAIMS]
+    judged = [(claim, rows) for claim, rows in judged if (rows["n"] > 0).any()]
+    if not judged:
+        raise ValueError(f"{results.name}: expected runs that some claim compares, got none")
+    lines = sum(1 + int((rows["n"] > 0).sum()) for _, rows in judged)
+    with style() as venue:
+        figure = VenueFigure(venue.name, _ROW * (lines + 1) + 0.45)
+        axes = figure.subplots()
+        axes.axvline(0, color=INK, linewidth=0.6, zorder=0.5)
+        names, row = {}, 0
+        for claim, rows in judged:
+            verdict_of_all = verdict(rows)
+            axes.annotate(
+                f"({claim.key}) {claim.sentence}: {verdict_of_all}",
+                (0, row),
+                xycoords=("figure fraction", "data"),
+                xytext=(2, 0),
+                textcoords="offset points",
+                ha="left",
+                va="center",
+                fontsize=venue.small,
+                fontweight="bold",
+                color=_COLOURS[verdict_of_all] if verdict_of_all != UNDECIDED else INK,
+                annotation_clip=False,
+            )
+            row += 1
+            for one in rows[rows["n"] > 0].itertuples():
+                names[row] = f"{one.a} − {one.b} (n = {one.n})"
+                colour = _COLOURS[one.verdict]
+                lowest, highest = {"lower": (-one.margin, 0), "close": (0, one.margin)}.get(
+                    one.asks, (-one.margin, one.margin)
+                )
+                axes.fill_betweenx([row - 0.4, row + 0.4], lowest, highest, color=NEUTRAL, alpha=0.25, linewidth=0)
+                if one.n > 1:
+                    axes.plot([one.low, one.high], [row, row], color=colour, linewidth=1.6, solid_capstyle="butt")
+                axes.plot([one.mean], [row], color=colour, linestyle="", marker="o", zorder=4)
+                row += 1
+        axes.set_yticks(list(names), list(names.values()), fontsize=venue.small)
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)  # the sentences run across it
+        axes.set_ylim(row - 0.4, -0.7)
+        shown = pd.concat([rows[rows["n"] > 0] for _, rows in judged])
+        cut = plots.show_range(axes, [0.0, *shown["mean"]], [shown], stretch=0.6, along="x")
+        axes.set_xlabel("difference in excess MSE (units of $y^2$); left of 0 the first model is better")
+        what = (
+            "Paired by seed; intervals: Student $t$, 95 % for each claim together (Bonferroni within it). Grey: what would"
+            " be too small to matter."
+        )
+        plots.caption(figure, what + (" Wide intervals are cut." if cut else ""), results.note)
+    return figure
+
+
+def table(results: StudyResults) -> DataFrame:
+    """Every comparison, with those that were not run."""
+    judged = pd.concat([judge(claim, results.errors) for claim in CLAIMS], ignore_index=True)
+    shown = judged.rename(
+        columns={
+            "n": "seeds",
+            "excess_a": "excess MSE of a",
+            "excess_b": "excess MSE of b",
+            "mean": "difference",
+            "low": "difference low",
+            "high": "difference high",
+        }
+    )
+    shown.attrs["caption"] = (
+        "What the stored runs say of each claim: excess MSE of $a$ minus that of $b$, paired by seed, with a Student-$t$"
+        " interval of the confidence given, 95% for the comparisons of a claim together."
+    )
+    return shown

@@ -1,0 +1,131 @@
+"""The interaction kernel in Triton's interpreter, against the float64 reference path, output and every gradient."""
+
+import pytest
+import torch
+from covering import pairwise
+from nan_bands import banded, nan_band
+
+from energylab.kernels.available import INTERPRETED
+from energylab.layers import CEMAttention
+
+if not INTERPRETED:
+    pytest.skip("needs TRITON_INTERPRET=1", allow_module_level=True)
+
+from energylab.kernels import interaction
+from energylab.kernels.interaction import Configuration
+
+pytestmark = pytest.mark.interpreter
+
+TOLERANCES = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+OPTIONS = {
+    "dtype": list(TOLERANCES),
+    "width": [32, 48, 64, 128],
+    "length": [1, 17, 61, 64],
+    "recursions": [1, 3, 8],
+    "diagonal": ["none", "shared", "per_head"],
+    "preconditioner": ["none", "diagonal", "diagonal_low_rank", "diagonal_low_rank_positive"],
+    "heads": [(2, None), (4, 8), (3, 16)],
+    "rotary": [False, True],
+    "mask": ["causal", "independent"],
+    "temperature": [None, 0.7],
+    "per_step": [False, True],
+    "final": [True, False],
+    "fused": [True, False],
+    "cut": [(32, 64), (32, 16), (16, 32)],
+    "whole": [True, False],
+}
+BASE = {name: values[0] for name, values in OPTIONS.items()} | {"length": 17, "recursions": 3, "cut": (16, 16)}
+ONE_BY_ONE = [
+    BASE | {name: value}
+    for name, values in OPTIONS.items()
+    if name not in ("dtype", "recursions", "cut")
+    for value in values
+    if value != BASE[name]
+]
+
+
+def make_layers(row: dict) -> tuple[CEMAttention, CEMAttention]:
+    heads, head_dim = row["heads"]
+    width, recursions = row["width"], row["recursions"]
+    options = {
+        "head_dim": head_dim,
+        "diagonal": row["diagonal"],
+        "rotary": row["rotary"],
+        "mask": row["mask"],
+        "temperature": row["temperature"],
+        "preconditioner": row["preconditioner"],
+        "rank": 4,
+        "step_size": [1 / recursions] * recursions if row["per_step"] else None,
+    }
+    layer = CEMAttention(width, heads, recursions, backend="triton", **options)
+    for name, parameter in layer.named_parameters():
+        if name != "step_size":
+            torch.nn.init.normal_(parameter, std=0.5 / width**0.5)
+    layer = layer.to(row["dtype"])
+    reference = CEMAttention(width, heads, recursions, backend="reference", **options).double()
+    reference.load_state_dict(layer.state_dict())
+    return layer, reference
+
+
+@pytest.fixture
+def place(monkeypatch):
+    """Tiles as a row of options says, and every tensor that a kernel sees between bands of NaN."""
+
+    def place(row: dict) -> None:
+        rows, keys = row["cut"]
+        cut = Configuration(rows=rows, keys=keys, num_warps=1, num_stages=1, whole=row["whole"])
+        monkeypatch.setattr(interaction, "configuration", lambda *key: cut)
+        operator = interaction.interaction_descent
+        monkeypatch.setattr(
+            interaction,
+            "interaction_descent",
+            lambda *arguments, **options: operator(
+                *(banded(a) if isinstance(a, torch.Tensor) else a for a in arguments),
+                **options | {"fused": row["fused"]},
+            ),
+        )
+        monkeypatch.setattr(
+            interaction.Inputs,
+            "empty",
+            lambda inputs, *shape, dtype=None: nan_band(shape, dtype or inputs.accumulator),
+        )
+
+    return place
+
+
+def results(layer: CEMAttention, row: dict, seed: int = 1) -> dict[str, torch.Tensor]:
+    """Output, energies, and the gradients of a loss of both."""
+    generator = torch.Generator().manual_seed(seed)
+    dtype = layer.query_weight.dtype
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator).to(row["dtype"]).to(dtype)
+
+    h = draw(2, row["length"], row["width"]).requires_grad_()
+    output, energy = layer.with_energy(h, final=row["final"])
+    loss = (output * draw(*output.shape)).sum() + 0.3 * (energy * draw(*energy.shape)).sum()
+    names, parameters = zip(*layer.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(loss, (h, *parameters))
+    return {"output": output, "energy": energy, "h": gradients[0], **dict(zip(names, gradients[1:], strict=True))}
+
+
+def errors(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> dict[str, float]:
+    assert got.keys() == expected.keys()
+    return {
+        name: ((got[name].double() - value).norm() / value.norm().clamp(min=1e-30)).item()
+        for name, value in expected.items()
+    }
+
+
+def name_of(row: dict) -> str:
+    return ",".join(str(value).removeprefix("torch.") for value in row.values())
+
+
+@pytest.mark.parametrize("row", [*pairwise(OPTIONS), *ONE_BY_ONE], ids=name_of)
+def test_outputs_and_gradients(row, place):
+    place(row)
+    layer, reference = make_layers(row)
+    found = errors(results(layer, row), results(reference, row))
+    bound = TOLERANCES[row["dtype"]]
+    print(found)
+    assert max(found.values()) <= bound, found

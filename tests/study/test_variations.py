@@ -1,0 +1,42 @@
+"""Tuning sweeps and miniatures, of every study of the repository."""
+
+from pathlib import Path
+
+import pytest
+
+from energylab.project import resolve, study_function
+from energylab.study.variations import LEARNING_RATES, TUNING_SEED
+
+STUDIES = sorted((Path(__file__).parents[2] / "studies").glob("*.py"))
+TUNED = [path for path in STUDIES if path.stem not in ("quickstart", "learning")]  # those that compare no errors
+
+
+@pytest.mark.parametrize("path", TUNED, ids=lambda path: path.stem)
+def test_every_variant_is_tuned_with_the_same_budget_on_validation_tasks_alone(path: Path) -> None:
+    function = study_function(path)
+    study, sweep = resolve(path, function, {}), resolve(path, function, {"tune": True})
+    assert sweep.name == f"{study.name}-tuning"
+    models = {(run.variant, run.recursions) for run in study.runs}
+    tuned = {(variant, recursions) for variant, recursions in models if recursions is None or recursions <= 2}
+    assert {(run.variant, run.recursions) for run in sweep.runs} == tuned
+    for key in tuned:
+        runs = [run for run in sweep.runs if (run.variant, run.recursions) == key]
+        assert [run.training.learning_rate for run in runs] == list(LEARNING_RATES)
+        (model,) = {run.model for run in study.runs if (run.variant, run.recursions) == key}
+        assert {run.model for run in runs} == {model}
+    assert {run.training.steps for run in sweep.runs} == {2000}
+    assert {run.conditions for run in sweep.runs} == {("validation",)}
+    assert {run.seed for run in sweep.runs} == {TUNING_SEED}
+    assert TUNING_SEED not in {run.seed for run in study.runs}
+
+
+@pytest.mark.parametrize("path", TUNED, ids=lambda path: path.stem)
+def test_every_study_has_a_miniature(path: Path) -> None:
+    function = study_function(path)
+    study, small = resolve(path, function, {}), resolve(path, function, {"debug": True})
+    assert small.name == f"{study.name}-debug"
+    assert {(run.variant, run.recursions) for run in small.runs} == {
+        (run.variant, run.recursions) for run in study.runs
+    }
+    assert max(run.training.steps for run in small.runs) <= 30
+    assert len(small.runs) * len(study.runs[0].conditions) <= 60
