@@ -398,8 +398,7 @@ _STATUS_HEADER = ("run", "state", "step", "loss", "")
 def export(words: Sequence[str]) -> int:
     description = """Copy what figures need from the runs of the latest `energylab run STUDY`, small enough for git.
 
-That is the tables of every finished run, and for one seed of each model the weights, from which traces and landscapes
-follow.
+That is the tables of every finished run, and the weights of one seed of each model.
 
 Example:
   energylab export recursion"""
@@ -423,7 +422,7 @@ Example:
 
 
 def figures(words: Sequence[str]) -> int:
-    description = """Draw the files of ./figures, as PDF and PNG, from stored results; write their numbers as LaTeX and CSV.
+    description = """Draw the files of ./figures from stored results: PDF and PNG, and their numbers as LaTeX and CSV.
 
 Results are read from the folder of the results where the study is complete there, else from studies/results.
 

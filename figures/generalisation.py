@@ -87,7 +87,8 @@ def draw(results: StudyResults) -> Figure:
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.set_xlabel("excess MSE over the floor that knows the condition (units of $y^2$)")
+        axes.set_xlabel("excess MSE (units of $y^2$)")
+        axes.set_title("Excess over each condition’s own floor")
         note = plots.seeds_note(counts, "Bars").replace(", each seed thin", "")
         what = "Averaged over $k$. Bayes, training prior: the best prediction for who believes to be in training."
         plots.finish(figure, f"{what} {note}", results.note)

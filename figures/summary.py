@@ -39,12 +39,12 @@ def draw(results: StudyResults) -> Figure:
         counts = plots.descent_of_layer(energy, descent[descent["block"] == last])
         energy.set_ylabel("$E(z_t) - E(z_0)$")
         energy.set_title(f"Energy, block {last} attention")
-        tradeoff(cost, tradeoff_points(results, "parameters"), "parameters", named=False)
+        tradeoff(cost, tradeoff_points(results, "parameters"), "parameters", by_study=False, named=False)
         cost.set_title("Error against size")
         counts |= {n for summary in summaries for n in summary["n"]}
         what = (
             "Excess MSE averaged over $k$. (b) medians over query tokens, band: interquartile range. (c) a point a "
-            "model; line: no other is better at that size or less."
+            "model, grey without recursion; line: no other is better at that size or less."
         )
         plots.finish(figure, f"{what} {plots.seeds_note(counts, 'Bars and band of (a)', cut=cut)}", results.note)
     return figure

@@ -118,7 +118,9 @@ def test_a_study_from_the_first_run_to_the_figure(project: Path, capsys) -> None
     # the default study has other settings: it is neither complete nor mixed with this one
     (project / "studies/results").rename(project / "exported")
     assert energylab("figures") == 1
-    assert "0 of 2 runs are finished in runs/tiny; make them with: energylab run tiny" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert re.search(r"0 of 2 runs are finished in runs/tiny \(missing tiny-T1-seed0-\w+, tiny-T2-seed0-\w+\)", said)
+    assert "make them with: energylab run tiny" in said
     assert energylab("figures --study tiny") == 0
     assert "from runs/tiny" in capsys.readouterr().out
     drawn = project / "runs/figures/tiny"
@@ -127,6 +129,78 @@ def test_a_study_from_the_first_run_to_the_figure(project: Path, capsys) -> None
     assert energylab("figures error --output drawn") == 0
     assert "from studies/results/tiny" in capsys.readouterr().out
     assert (project / "drawn/error.pdf").read_bytes() == (drawn / "error.pdf").read_bytes()
+
+
+TABLE = """
+
+def table(results):
+    from energylab.plotting import tables
+    runs = results.errors.groupby(["study", "variant", "T", "seed"], as_index=False)[["excess_mse"]].mean()
+    runs = runs.assign(parameters=1234, flops=1e12)
+    return tables.captioned(tables.excess_table(runs), "Errors of $T$.", results)
+"""
+
+
+def test_venues_and_tables_of_figures(project: Path, capsys) -> None:
+    (project / "figures/error.py").write_text(
+        FIGURE.replace("from matplotlib.figure import Figure", "from energylab.plotting.plots import new_figure")
+        .replace("figure = Figure()", "figure, panels = new_figure(1, 1)")
+        .replace("figure.subplots()", "panels[0, 0]")
+        + TABLE
+    )
+    assert energylab("run tiny --executor inprocess") == 0
+    widths = set()
+    for venue, folder in (("plain", "runs/figures/tiny"), ("icml-column", "runs/figures/tiny/icml-column")):
+        capsys.readouterr()
+        assert energylab(f"figures --venue {venue}") == 0
+        assert f"error: {folder}/error.pdf, .png, .tex and .csv, from runs/tiny" in capsys.readouterr().out
+        (box,) = re.findall(rb"/MediaBox \[ 0 0 (\d+)", (project / folder / "error.pdf").read_bytes())
+        widths.add(int(box))
+    assert widths == {468, 234}
+    tex = (project / "runs/figures/tiny/error.tex").read_text()
+    assert r"\caption{Errors of $T$. One seed, hence no interval. Only a test.}" in tex
+    assert "1,234" in tex
+    csv = pd.read_csv(project / "runs/figures/tiny/error.csv")
+    assert list(csv["T"]) == [1, 2]
+
+
+def test_a_partial_figure_draws_what_is_there_and_names_what_is_not(project: Path, capsys) -> None:
+    (project / "studies/other.py").write_text(STUDY.replace('"tiny", [run', '"other", [run'))
+    text = FIGURE.replace('("tiny",)', '("tiny", "other")')
+    (project / "figures/error.py").write_text(text)
+    assert energylab("run tiny --executor inprocess") == 0
+    capsys.readouterr()
+    assert energylab("figures") == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "error: not drawn: 0 of 2 runs are finished in runs/other" in said.err
+    (project / "figures/error.py").write_text(f"{text}\nPARTIAL = True\n")
+    assert energylab("figures") == 1
+    said = capsys.readouterr()
+    assert "error: drawn without other: 0 of 2 runs are finished in runs/other" in said.err
+    assert "make them with: energylab run other" in said.err
+    assert "error: runs/figures/error.pdf and .png, from runs/tiny" in said.out
+
+
+def test_venues_of_the_command_are_those_of_the_style() -> None:
+    from typing import get_args, get_type_hints
+
+    from energylab.cli import FigureOptions
+    from energylab.plotting import VENUES
+
+    assert set(get_args(get_type_hints(FigureOptions)["venue"])) == set(VENUES)
+
+
+def test_export_of_weights(project: Path, capsys) -> None:
+    assert energylab("run tiny --seeds 2 --executor inprocess") == 0
+    for option, expected in (("", 2), ("--weights none", 0), ("--weights all", 4), ("--weights one", 2)):
+        assert energylab(f"export tiny {option}") == 0
+        assert len(list((project / "studies/results").rglob(store.WEIGHTS))) == expected
+        assert len(load_results("studies/results/tiny")["run"].unique()) == 4
+    assert not list((project / "studies/results").rglob(store.TRACES))
+    (project / "runs/tiny").rename(project / "runs/tiny-tuning")
+    assert energylab("export tiny-tuning --output sweeps") == 0
+    assert not list((project / "sweeps").rglob(store.WEIGHTS))
 
 
 def saved_step(directory: Path) -> int:

@@ -6,23 +6,23 @@ not the first, says which differences are more than chance.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
 
 from energylab.analysis.statistics import over_seeds, paired_differences
 from energylab.plotting import plots, tables
-from energylab.plotting.style import INK, NEUTRAL, Venue, VenueFigure, recursion_colour, style
+from energylab.plotting.style import INK, NEUTRAL, VenueFigure, recursion_colour, style
 
 if TYPE_CHECKING:
     from energylab.study import StudyResults
 
-ROW = 0.19
-"""Inches a row takes."""
+ONE_LINE, TWO_LINES = 0.18, 0.27
+"""Inches that a row takes."""
 
 
 def draw_comparison(
@@ -30,28 +30,24 @@ def draw_comparison(
     reference: Mapping[str, Any],
     on: Sequence[str] = ("seed",),
     what: str = "",
-    column: str | None = None,
 ) -> VenueFigure:
     """`reference` and `on` are those of `paired_differences`: which model the others are compared with, and what a pair
-    shares. A study that lacks it is compared with its first model. `what` starts the caption. A `column` of the
-    training's log is drawn below, against the step.
+    shares. A study that lacks it is compared with its first model. `what` starts the caption.
     """
     runs = plots.excess_by_run(results)
     reference = _present(reference, runs)
     models = list(runs[["variant", "T"]].drop_duplicates().itertuples(index=False, name=None))
     with style() as venue:
         wide = venue.width > 4.5
-        height = ROW * (len(models) + 1) + 0.55
-        if column is None:
-            figure, panels = plots.new_figure(*((1, 2) if wide else (2, 1)), height=height)
-            level, gain = panels.flat
-        else:
-            figure, level, gain, below = _with_a_panel_below(venue, wide, height)
-            _training(below, results.training, column)
+        names = _names(models, runs, 60 if venue.width > 6 else 26)
+        row = TWO_LINES if any("\n" in name for name in names) else ONE_LINE
+        height = row * (len(models) + 1) + 0.55
+        figure, panels = plots.new_figure(*((1, 2) if wide else (2, 1)), height=height)
+        level, gain = panels.flat
         summaries = [_rows(level, runs, "excess_mse", models)]
         cut = plots.show_range(level, runs["excess_mse"], summaries, stretch=1.0, along="x")
         level.set_xlabel("excess MSE (units of $y^2$)")
-        level.set_title("Excess over the Bayes floor")
+        level.set_title("Excess MSE")
         gain.axvline(0, color=INK, linewidth=0.6, zorder=0.5)
         if len(runs) > len(runs.merge(pd.DataFrame([reference]))):
             pairs = paired_differences(runs, "excess_mse", reference, on)
@@ -59,16 +55,16 @@ def draw_comparison(
             _mark_reference(gain, models, pairs)
             cut |= plots.show_range(gain, [0.0, *pairs["difference"]], [changes], stretch=1.0, along="x")
             summaries.append(changes)
-        gain.set_xlabel("difference (units of $y^2$); left of 0 is better")
-        gain.set_title(f"Paired difference to {_name(reference, runs, on)}")
+        gain.set_xlabel("difference (units of $y^2$)")
+        gain.set_title(f"Difference to {_name(reference)}")
         for axes in (level, gain):
-            labelled = axes is level or not wide
-            _model_axis(axes, models, runs, labelled)
+            _model_axis(axes, names if axes is level or not wide else [""] * len(models))
         _costs(gain if wide else level, models, runs)
         counts = [n for summary in summaries for n in summary["n"]]
         note = plots.seeds_note(counts, "Bars", cut=cut).replace("each seed thin", "each seed a dot")
-        several = " Not adjusted for the number of comparisons." if max(counts) > 1 and len(models) > 2 else ""
-        plots.finish(figure, f"{what} {note}{several} TFLOP: training, per run.".strip(), results.note)
+        several = " Intervals are not adjusted for the number of comparisons." if max(counts) > 1 else ""
+        pairs = f"(b) is paired by {' and '.join(f'${name}$' if name == 'T' else name for name in on)}; left of 0 is better."
+        plots.finish(figure, f"{what} {note}{several} {pairs} TFLOP: of a training.".strip(), results.note)
     return figure
 
 
@@ -79,34 +75,9 @@ def comparison_table(
     runs = plots.excess_by_run(results)
     reference = _present(reference, runs)
     table = tables.excess_table(runs, reference, on).drop(columns="study")
-    difference = f"difference to {_name(reference, runs, on)}".replace("$", "").replace("=", " = ")
+    difference = f"difference to {_name(reference)}".replace("$", "").replace("=", " = ")
     table = table.rename(columns={name: name.replace("difference", difference) for name in table})
     return tables.captioned(table, what or "Excess MSE over the Bayes floor.", results, adjusted=False)
-
-
-def _with_a_panel_below(venue: Venue, wide: bool, height: float) -> tuple[VenueFigure, Axes, Axes, Axes]:
-    names = [["level", "gain"], ["below", "below"]] if wide else [["level"], ["gain"], ["below"]]
-    below = 1.7
-    heights = [*([height] * (len(names) - 1)), below]
-    figure = VenueFigure(venue.name, sum(heights))
-    panels = figure.subplot_mosaic(names, height_ratios=heights)
-    return figure, panels["level"], panels["gain"], panels["below"]
-
-
-def _training(axes: Axes, training: pd.DataFrame, column: str) -> None:
-    """A column of the training's log against the step: thin lines for single seeds, their median on top."""
-    for one in plots.series(training):
-        for _, seed in one.rows.groupby("seed"):
-            seed = seed.sort_values("step")
-            axes.plot(seed["step"], seed[column], color=one.colour, linewidth=0.4, alpha=0.5, zorder=1.5)
-        middle = one.rows.groupby("step")[column].median()
-        axes.plot(middle.index, middle, color=one.colour, linestyle=one.style.line, label=one.label, zorder=3)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    plots.whole_number_axis(axes, int(np.max(training["step"])), "training step")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.set_ylabel(column.removesuffix("_max").replace("_", " "))
-    axes.set_title(f"Largest {column.removesuffix('_max').replace('_', ' ')} between two logged steps; line: median")
 
 
 def _present(reference: Mapping[str, Any], runs: pd.DataFrame) -> dict[str, Any]:
@@ -120,10 +91,15 @@ def _present(reference: Mapping[str, Any], runs: pd.DataFrame) -> dict[str, Any]
     return {name: first[name] for name in reference}
 
 
-def _name(reference: Mapping[str, Any], runs: pd.DataFrame, on: Sequence[str]) -> str:
-    same = " of equal $T$" if "T" in on and runs["T"].nunique() > 1 else ""
+def _name(reference: Mapping[str, Any]) -> str:
     depth = f", $T={reference['T']}$" if pd.notna(reference.get("T", pd.NA)) else ""
-    return f"{reference['variant']}{depth}{same}"
+    return f"{reference['variant']}{depth}"
+
+
+def _names(models: Sequence[tuple[str, Any]], runs: pd.DataFrame, width: int) -> list[str]:
+    several = runs["T"].nunique() > 1
+    names = [f"{variant}, $T={T}$" if several and pd.notna(T) else variant for variant, T in models]
+    return [textwrap.fill(name, width) for name in names]
 
 
 def _rows(axes: Axes, frame: pd.DataFrame, value: str, models: Sequence[tuple[str, Any]]) -> pd.DataFrame:
@@ -154,13 +130,11 @@ def _of(frame: pd.DataFrame, variant: str, recursions: Any) -> pd.DataFrame:
     return frame.loc[frame["variant"].eq(variant) & same]
 
 
-def _model_axis(axes: Axes, models: Sequence[tuple[str, Any]], runs: pd.DataFrame, labelled: bool) -> None:
-    several = runs["T"].nunique() > 1
-    names = [f"{variant}, $T={T}$" if several and pd.notna(T) else variant for variant, T in models]
-    axes.set_yticks(range(len(models)), names if labelled else [""] * len(models))
+def _model_axis(axes: Axes, names: Sequence[str]) -> None:
+    axes.set_yticks(range(len(names)), names)
     axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(models) - 0.4, -1.0)
-    for row in range(len(models)):
+    axes.set_ylim(len(names) - 0.4, -1.0)
+    for row in range(len(names)):
         axes.axhline(row, color=NEUTRAL, linewidth=0.3, alpha=0.35, zorder=0)
 
 

@@ -279,7 +279,9 @@ def show_range(
     top = min(high + room, max(high, ends.max(initial=high)))
     pad = 0.05 * ((top - bottom) or abs(top) or 1.0)
     if along == "x":
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
+        axes.xaxis.set_major_locator(
+            MaxNLocator(nbins=4 if axes.figure.get_figwidth() > 4.5 else 3, steps=[1, 2, 5, 10])
+        )
         axes.set_xlim(bottom - pad, top + pad)
     else:
         axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10]))

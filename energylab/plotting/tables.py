@@ -8,7 +8,7 @@ rounded there; the CSV keeps six digits. The caption travels in `frame.attrs["ca
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,9 +135,3 @@ def _latex_words(text: str) -> str:
     for character, command in {"%": r"\%", "&": r"\&", "#": r"\#", "−": "$-$", "’": "'", "…": r"\ldots "}.items():
         text = text.replace(character, command)
     return text
-
-
-def columns(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
-    """The frame with these columns, in this order, and the interval of each behind it."""
-    kept = [found for name in names for found in (name, f"{name} low", f"{name} high") if found in frame]
-    return frame[kept]

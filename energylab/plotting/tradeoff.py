@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from energylab.analysis.statistics import over_seeds
 from energylab.plotting import plots, tables
@@ -26,9 +26,10 @@ def draw_tradeoff(results: StudyResults, cost: str) -> VenueFigure:
     with style() as venue:
         figure, panels = plots.new_figure(1, 1, height=min(0.62 * venue.width, 3.4))
         axes = panels[0, 0]
-        tradeoff(axes, points, cost)
+        # on a narrow page, a legend of markers too would be as tall as the panel
+        cut = tradeoff(axes, points, cost, by_study=venue.width > 4.5)
         axes.set_title(f"Error against {'size' if cost == 'parameters' else 'training cost'}")
-        note = plots.seeds_note(points["n"], "Bars").replace(", each seed thin", "")
+        note = plots.seeds_note(points["n"], "Bars", cut=cut).replace(", each seed thin", "")
         what = (
             "A point a model, excess MSE averaged over $k$. Line and numbers: no other model here is better at that "
             "cost or less."
@@ -55,13 +56,13 @@ def tradeoff_points(results: StudyResults, cost: str) -> pd.DataFrame:
     return points.assign(front=_front(points[cost], points["mean"]))
 
 
-def tradeoff(axes: Axes, points: pd.DataFrame, cost: str, *, named: bool = True) -> None:
-    """Draw what `tradeoff_points` returns: a colour a T, the front as a line; if `named`, a marker a study, and the
-    models of the front numbered and named.
+def tradeoff(axes: Axes, points: pd.DataFrame, cost: str, *, by_study: bool = True, named: bool = True) -> bool:
+    """Draw what `tradeoff_points` returns: a colour a T, a marker a study if `by_study`, the front as a line, its models
+    numbered and in the legend if `named`. Returns whether an interval is cut off at the frame.
     """
     label, unit = COSTS[cost]
     markers = dict(zip(dict.fromkeys(sorted(points["study"])), MARKERS, strict=False))
-    if not named:
+    if not by_study:
         markers = dict.fromkeys(markers, "o")
     for (study, recursions), rows in points.groupby(["study", "T"], dropna=False, sort=True):
         colour = NEUTRAL if pd.isna(recursions) else recursion_colour(int(recursions))
@@ -71,23 +72,27 @@ def tradeoff(axes: Axes, points: pd.DataFrame, cost: str, *, named: bool = True)
     front = points[points["front"]].sort_values(cost)
     axes.plot(front[cost] / unit, front["mean"], color=INK, linewidth=0.7, drawstyle="steps-post", zorder=1.5)
     if named:
-        _legend(axes, points, markers if len(markers) > 1 else {})
+        _legend(axes, points, markers if by_study and len(markers) > 1 else {})
     axes.set_xscale("log")
     axes.set_yscale("log")
     low, high = points["mean"].min(), points["mean"].max()
-    axes.set_ylim(low / 1.3, high * 1.2)
+    bottom, top = points["low"].fillna(low).clip(lower=low / 1.5).min(), points["high"].fillna(high).max()
+    axes.set_ylim(0.92 * min(bottom, low / 1.12), 1.08 * min(max(top, high), 1.5 * high))
     left, right = points[cost].min() / unit, points[cost].max() / unit
-    room = max((right / left) ** 0.08, 1.1)
+    room = max((right / left) ** 0.05, 1.05)
     axes.set_xlim(left / room**2, right * room)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7), numticks=12))
-        axis.set_minor_formatter(NullFormatter())
-        axis.set_minor_locator(LogLocator(subs=(), numticks=12))
+        start, end = axis.get_view_interval()
+        within = (1, 1.5, 2, 3, 4, 5, 6, 8) if end / start < 6 else (1, 2, 5)
+        axis.set_major_locator(LogLocator(subs=within, numticks=20))
+        axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xlabel(label)
     axes.set_ylabel("excess MSE (units of $y^2$)")
     if named:
         _name_front(axes, front, cost, unit)
+    start, end = axes.get_ylim()
+    return bool((points["low"] < start).any() or (points["high"] > end).any())
 
 
 def _front(cost: pd.Series, error: pd.Series) -> pd.Series:
@@ -108,12 +113,21 @@ def _legend(axes: Axes, points: pd.DataFrame, markers: dict[str, str]) -> None:
 
 def _name_front(axes: Axes, front: pd.DataFrame, cost: str, unit: float) -> None:
     """Numbers below and left of the points on the line, where by its definition there is no other, named in the legend."""
-    with style(getattr(axes.figure, "venue", None)) as venue:
+    figure = axes.figure
+    with style(getattr(figure, "venue", None)) as venue:
+        to_points = 72 * np.array([0.85 * figure.get_figwidth(), 0.6 * figure.get_figheight()])  # about: it grows yet
+        taken: list[np.ndarray] = []
         for number, row in enumerate(front.to_dict("records"), start=1):
+            at = (row[cost] / unit, row["mean"])
+            place = axes.transLimits.transform(axes.transScale.transform(at)) * to_points - [4, 4]
+            while any((abs(place - other) < [0.6 * venue.small, venue.small]).all() for other in taken):
+                place = place - [0, venue.small]
+            taken.append(place)
+            offset = place - axes.transLimits.transform(axes.transScale.transform(at)) * to_points
             axes.annotate(
                 f"{number}",
-                (row[cost] / unit, row["mean"]),
-                xytext=(-4, -4),
+                at,
+                xytext=tuple(offset),
                 textcoords="offset points",
                 ha="right",
                 va="top",

@@ -204,7 +204,7 @@ def make_models(name: str, seeds: int = 3, note: str = "") -> Results:
                 errors.append(rows.assign(**columns))
             step = np.arange(200, 10_001, 200)
             curve = own + 0.5 * np.exp(-step / 900) + random.normal(scale=0.0008, size=len(step))
-            norm = 0.5 + 2 * np.exp(-step / 900)
+            norm = (0.5 + 2 * np.exp(-step / 900)) * np.exp(random.normal(scale=0.1, size=len(step)))
             logged = {
                 "step": step,
                 "loss": 0.2 + curve,

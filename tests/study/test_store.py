@@ -156,6 +156,29 @@ def test_export_reads_like_the_original(study_folder: Path, tmp_path: Path) -> N
     assert before == {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
 
 
+def test_tables_of_the_version_before_are_read_alike(study_folder: Path, tmp_path: Path) -> None:
+    """Parquet with pandas' own metadata, as it was written once."""
+    before = load_study(study_folder)
+    directory = study_folder / tiny_config(variant="Llama").name
+    provenance = store.read_provenance(directory)
+    for name in (store.METRICS, store.EVALUATION, store.DESCENT, store.TRACES):
+        table = store.read_table(directory, provenance, name)
+        small = (directory / name).stat().st_size
+        table.to_parquet(directory / name, engine="pyarrow", compression="zstd", index=False)
+        assert (directory / name).stat().st_size > 1.3 * small
+    facts = {key: value for key, value in provenance.items() if key not in ("schema", "state", "files")}
+    store.write_provenance(directory, facts, provenance["files"])
+    after = load_study(study_folder)
+    for table in ("errors", "descent", "training"):
+        pd.testing.assert_frame_equal(getattr(after, table), getattr(before, table), check_exact=True)
+    assert after.errors["T"].dtype == "Int64"
+    # exported, they are small again
+    store.write_study(study_folder, Study("tiny", [tiny_config(variant="Llama")]), {})
+    export_study(study_folder, tmp_path / "exported")
+    exported = tmp_path / "exported" / directory.name
+    assert (exported / store.METRICS).stat().st_size < (directory / store.METRICS).stat().st_size
+
+
 def test_export_names_damage_and_keeps_what_was_exported(study_folder: Path, tmp_path: Path) -> None:
     configs = [tiny_config(), tiny_config(seed=1)]
     store.write_study(study_folder, Study("tiny", configs), {})
