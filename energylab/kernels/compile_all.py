@@ -289,9 +289,7 @@ def broken_rules(row: Row) -> list[str]:
     return failures
 
 
-def regress(
-    rows: Sequence[Row], stored: Mapping[tuple[str, str, int, str], Row], compared: bool = True
-) -> list[str]:
+def regress(rows: Sequence[Row], stored: Mapping[tuple[str, str, int, str], Row], compared: bool = True) -> list[str]:
     """Where the rows are worse than the stored ones; missing on either side counts, other versions of Triton do not."""
     if not compared:
         return []
@@ -335,7 +333,12 @@ def read(path: Path) -> dict[tuple[str, str, int, str], Row]:
         return {}
     with path.open(newline="") as file:
         rows = [
-            Row(**{field.name: int(entry[field.name]) if field.type is int else entry[field.name] for field in fields(Row)})
+            Row(
+                **{
+                    field.name: int(entry[field.name]) if field.type is int else entry[field.name]
+                    for field in fields(Row)
+                }
+            )
             for entry in csv.DictReader(file)
         ]
     return {row.key: row for row in rows}

@@ -31,7 +31,7 @@ import triton.language as tl
 from torch import Tensor
 
 from energylab.energies import Quadratic, SiLU
-from energylab.kernels.available import interpreted
+from energylab.kernels.available import INTERPRETED
 from energylab.kernels.common import (
     LOG2E,
     TRITON_DTYPES,
@@ -165,7 +165,7 @@ def _force(
     return force, energy
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "steps", "rank"])
 def _descend(
     x_ptr,
     gate_ptr,
@@ -181,7 +181,6 @@ def _descend(
     rows,
     steps,
     rank,
-    state_stride: tl.int64,
     D: tl.constexpr,
     M: tl.constexpr,
     SILU: tl.constexpr,
@@ -197,9 +196,10 @@ def _descend(
     ACC: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program: BLOCK_R rows through all T steps. x stays on chip; W and the gate do too where BLOCK_M covers all units."""
+    """One program: BLOCK_R rows through all T steps. x stays on chip, and W and the gate too where BLOCK_M covers them."""
     DTYPE: tl.constexpr = weight_ptr.dtype.element_ty
     first = tl.program_id(0).to(tl.int64) * BLOCK_R
+    state_stride = tl.cast(rows, tl.int64) * D
     local, columns = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_D)
     inside_R = first + local < rows
     inside = inside_R[:, None] & (columns < D)[None, :]
@@ -251,7 +251,8 @@ def _descend(
 
 @triton.jit
 def _pull(
-    z, q, w, gate, eta, pull_energy, pulled, SILU: tl.constexpr, ENERGY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr
+    z, q, w, gate, eta, pull_energy, pulled,
+    SILU: tl.constexpr, ENERGY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``Wᵀ b`` with the share of some units added."""
     a = dot(z, tl.trans(w), ACC, PRECISION)
@@ -261,7 +262,7 @@ def _pull(
     return pulled + dot(cast(b * gate.to(ACC), w.dtype), w, ACC, PRECISION)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "begin", "end", "rank"])
 def _reverse(
     pull_output_ptr,
     pull_energy_ptr,
@@ -279,7 +280,6 @@ def _reverse(
     begin,
     end,
     rank,
-    state_stride: tl.int64,
     D: tl.constexpr,
     M: tl.constexpr,
     SILU: tl.constexpr,
@@ -296,6 +296,7 @@ def _reverse(
     """One program: BLOCK_R rows from the state ``end - 1`` back to ``begin``. Leaves q of each state, and ηG under P > 0."""
     DTYPE: tl.constexpr = weight_ptr.dtype.element_ty
     first = tl.program_id(0).to(tl.int64) * BLOCK_R
+    state_stride = tl.cast(rows, tl.int64) * D
     local, columns = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_D)
     inside_R = first + local < rows
     inside = inside_R[:, None] & (columns < D)[None, :]
@@ -326,7 +327,7 @@ def _reverse(
     tl.store(pull_x_ptr + first * D + offsets, cast(pull, pull_x_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "states"])
 def _reduce(
     pull_energy_ptr,
     gate_ptr,
@@ -339,7 +340,6 @@ def _reduce(
     pull_step_ptr,
     rows,
     states,
-    state_stride: tl.int64,
     D: tl.constexpr,
     M: tl.constexpr,
     SILU: tl.constexpr,
@@ -369,6 +369,7 @@ def _reduce(
     pull_weight = tl.zeros([BLOCK_M, BLOCK_D], ACC)
     pull_step = tl.zeros([BLOCK_S], ACC)
     first = share * BLOCK_R
+    state_stride = tl.cast(rows, tl.int64) * D
     for _ in range(tl.program_id(1), tl.cdiv(rows, BLOCK_R), shares):
         inside_R = first + local < rows
         inside = inside_R[:, None] & (columns < D)[None, :]
@@ -420,7 +421,9 @@ class Configuration:
 
 
 CONFIGURATIONS: dict[tuple[str, str, int, str], Configuration] = {}
-INTERPRETED = Configuration(rows=32, units=64, num_warps=1)
+LARGEST_RANK = 8
+"""Of a preconditioner; U Vᵀ + V Uᵀ has twice as many columns, and 16 of them is what the configurations are checked with."""
+INTERPRETER_CUT = Configuration(rows=64, units=64, num_warps=1)
 """The interpreter's time is a matter of how many operations there are, not of their size."""
 
 
@@ -429,37 +432,33 @@ def precision_of(dtype: torch.dtype) -> str:
     return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
+def _entry(kernel: str, dtype: torch.dtype, precision: str, width: int, architecture: str) -> tuple[str, str, int, str]:
+    return kernel, precision if dtype == torch.float32 else "half", padded(width, 32), architecture
+
+
 def configuration(kernel: str, dtype: torch.dtype, precision: str, width: int, architecture: str) -> Configuration:
-    """The table's entry for a kernel. ValueError where the table has none."""
-    if interpreted():
-        return INTERPRETED
-    kind = precision if dtype == torch.float32 else "half"
-    key = (kernel, kind, padded(width), architecture)
+    """The entry of the table for a kernel; KeyError where it has none."""
+    if INTERPRETED:
+        return INTERPRETER_CUT
+    return CONFIGURATIONS[_entry(kernel, dtype, precision, width, architecture)]
+
+
+def why_not_shape(dtype: torch.dtype, device: torch.device, width: int, rank: int) -> str | None:
+    """Why the table has no kernel for a layer; None if it has."""
+    if INTERPRETED:
+        return None
+    if rank > LARGEST_RANK:
+        return f"the fused kernel is made for preconditioners of rank up to {LARGEST_RANK}, and the rank is {rank}"
+    key = _entry("reduce", dtype, precision_of(dtype), width, architecture(device))
     if key not in CONFIGURATIONS:
-        widths = [
-            entry[2] for entry in CONFIGURATIONS if (entry[0], entry[1], entry[3]) == (kernel, kind, architecture)
-        ]
-        raise ValueError(
-            f"width: the element-wise kernel in {dtype} ({kind}) on {architecture} is made for widths up to "
-            f"{max(widths, default=0)}, got {width}"
-        )
-    return CONFIGURATIONS[key]
-
-
-def can_run(x: Tensor) -> bool:
-    """Whether there is a configuration for these rows of width D."""
-    try:
-        for kernel in ("descend", "reverse", "reduce"):
-            configuration(kernel, x.dtype, precision_of(x.dtype), x.shape[-1], architecture(x.device))
-    except ValueError:
-        return False
-    return True
+        return f"the table of configurations has no entry for width {key[2]} in {dtype} ({key[1]}) on {key[3]}"
+    return None
 
 
 # --- launching -------------------------------------------------------------------------------------------------------
 
 PROGRAMS = 264
-"""How many programs ``_reduce`` is given at least, if there are so many blocks: two for each of an H100's processors. A fixed
+"""How many programs ``_reduce`` is given at least, if there are so many blocks: two for each processor of an H100. A fixed
 number, so that the order of the sums does not depend on the device."""
 
 
@@ -547,7 +546,7 @@ def launch_forward(
     cut = cut or configuration("descend", dtype, precision, width, architecture(inputs.x.device))
     shape, rows, steps = inputs.x.shape, inputs.rows, inputs.steps
     x, gate, weight = inputs.x.contiguous(), inputs.gate.contiguous(), inputs.weight.contiguous()
-    output = torch.empty_like(x)
+    output = inputs.empty(*shape, dtype=x.dtype)
     energy = inputs.empty(inputs.states if energies else 0, *shape[:-1])
     states = inputs.empty(inputs.states if save else 0, *shape, dtype=x.dtype)
     force = inputs.empty(steps if forces else 0, *shape, dtype=dtype)
@@ -571,7 +570,6 @@ def launch_forward(
             rows,
             end - begin,
             _rank(inputs),
-            rows * width,
             **constants,
             ENERGY=level if energies else 0,
             SAVE=level if save else 0,
@@ -604,7 +602,7 @@ def launch_backward(
     pull_energy_or_nothing = step_sizes if pull_energy is None else pull_energy.to(inputs.accumulator).contiguous()
     q = inputs.empty(count, *inputs.x.shape, dtype=dtype)
     pulls = inputs.empty(count if inputs.scale is not None else 0, *inputs.x.shape, dtype=dtype)
-    pull_x = torch.empty_like(inputs.x, memory_format=torch.contiguous_format)
+    pull_x = inputs.empty(*inputs.x.shape, dtype=inputs.x.dtype)
     constants = _constants(inputs, reverse, precision) | {"ENERGY": pull_energy is not None}
     preconditioner = _preconditioner(inputs, step_sizes)
     for begin, end in [(0, count)] if fused else [(t, t + 1) for t in reversed(range(count))]:
@@ -626,7 +624,6 @@ def launch_backward(
             begin,
             end,
             _rank(inputs),
-            rows * width,
             **constants,
         )
         pull = out
@@ -634,7 +631,7 @@ def launch_backward(
     del constants["P"], constants["RANK"]
     chunks = triton.cdiv(units, constants["BLOCK_M"])
     shares = min(triton.cdiv(rows, reduce.rows), triton.cdiv(PROGRAMS, chunks))
-    pull_gate = torch.empty_like(gate)
+    pull_gate = inputs.empty(*gate.shape, dtype=dtype)
     pull_weight = inputs.empty(shares, units, width)
     pull_step = inputs.empty(shares, chunks, count)
     _reduce[(chunks, shares)](
@@ -649,7 +646,6 @@ def launch_backward(
         pull_step,
         rows,
         count,
-        rows * width,
         **constants,
         BLOCK_S=triton.next_power_of_2(count),
     )
@@ -793,7 +789,7 @@ def elementwise_descent(
     Differentiable in x_T and the energies, (T, B, N), once.
     """
     inputs = Inputs(x, gate, weight, step_sizes, scale, left, right, activation, final)
-    if x.is_cuda or interpreted():
+    if x.is_cuda or INTERPRETED:
         return launch_forward(inputs, energies, save, forces, fused)
     return dense_forward(inputs, energies, save, forces)
 
@@ -828,7 +824,7 @@ def elementwise_descent_backward(
 ) -> list[Tensor]:
     """The gradients of ``elementwise_descent``, in the order of ``Gradients``, those that are None left out."""
     inputs = Inputs(x, gate, weight, step_sizes, scale, left, right, activation, final)
-    if x.is_cuda or interpreted():
+    if x.is_cuda or INTERPRETED:
         gradients = launch_backward(inputs, pull_output, pull_energy, states, saved_forces, fused)
     else:
         gradients = dense_backward(inputs, pull_output, pull_energy, states, saved_forces)
@@ -847,7 +843,7 @@ def _(pull_output, pull_energy, states, saved_forces, *arguments):
 
 
 def _setup(ctx, inputs, output) -> None:
-    *tensors, activation, final, energies, save, _, fused = inputs
+    *tensors, activation, final, _, save, _, fused = inputs
     ctx.save_for_backward(*tensors, *(output[2:] if save else ()))
     ctx.activation, ctx.final, ctx.fused, ctx.saved = activation, final, fused, save
     ctx.set_materialize_grads(False)
