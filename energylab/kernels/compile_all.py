@@ -282,7 +282,7 @@ def broken_rules(row: Row) -> list[str]:
         failures.append(f"{label}: {row.spills} bytes spilled")
     if row.shared > limit:
         failures.append(f"{label}: {row.shared} bytes of shared memory, and {limit} is the limit")
-    if row.products == "none" and row.dtype != "fp32":
+    if row.products == "none" and row.dtype != "ieee":
         failures.append(f"{label}: no tensor cores")
     if row.unordered:
         failures.append(f"{label}: stored and loaded again without a barrier: {row.unordered}")

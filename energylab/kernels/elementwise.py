@@ -35,6 +35,7 @@ from energylab.kernels.available import INTERPRETED
 from energylab.kernels.common import (
     LOG2E,
     TRITON_DTYPES,
+    CompileCase,
     accumulator,
     architecture,
     cast,
@@ -420,7 +421,27 @@ class Configuration:
     num_stages: int = 2
 
 
-CONFIGURATIONS: dict[tuple[str, str, int, str], Configuration] = {}
+# Chosen as the largest tiles that ``compile_all`` finds clean with every option on, rows before units. sm_86 takes those of
+# sm_80, and fits: its limit is 101,376 bytes of shared memory.
+_SM_80 = {
+    ("descend", "half"): {32: (64, 64, 4), 64: (64, 64, 4), 128: (32, 32, 8), 256: (16, 32, 8)},
+    ("reverse", "half"): {32: (32, 64, 4), 64: (32, 64, 4), 128: (32, 32, 8), 256: (16, 32, 8)},
+    ("reduce", "half"): {32: (16, 64, 4), 64: (16, 64, 4), 128: (16, 16, 4), 256: (16, 16, 8)},
+    ("descend", "tf32"): {32: (32, 64, 4), 64: (32, 64, 4), 128: (16, 32, 4)},
+    ("reverse", "tf32"): {32: (32, 64, 4), 64: (32, 64, 4), 128: (16, 32, 4)},
+    ("reduce", "tf32"): {32: (16, 32, 4), 64: (16, 32, 8), 128: (16, 16, 4)},
+    ("descend", "ieee"): {32: (16, 32, 4), 64: (16, 32, 4), 128: (16, 16, 4)},
+    ("reverse", "ieee"): {32: (16, 32, 4), 64: (16, 16, 4), 128: (16, 16, 4)},
+    ("reduce", "ieee"): {32: (16, 16, 4), 64: (16, 16, 4), 128: (16, 16, 4)},
+}
+_TABLES = {"sm_80": _SM_80, "sm_86": _SM_80, "sm_90": _SM_80, "gfx942": _SM_80}
+CONFIGURATIONS = {
+    (kernel, kind, width, where): Configuration(*cut)
+    for where, table in _TABLES.items()
+    for (kernel, kind), by_width in table.items()
+    for width, cut in by_width.items()
+}
+"""By kernel, kind of product (``half``, ``tf32``, ``ieee``), padded width and architecture."""
 LARGEST_RANK = 8
 """Of a preconditioner; U Vᵀ + V Uᵀ has twice as many columns, and 16 of them is what the configurations are checked with."""
 INTERPRETER_CUT = Configuration(rows=64, units=64, num_warps=1)
@@ -453,6 +474,56 @@ def why_not_shape(dtype: torch.dtype, device: torch.device, width: int, rank: in
     if key not in CONFIGURATIONS:
         return f"the table of configurations has no entry for width {key[2]} in {dtype} ({key[1]}) on {key[3]}"
     return None
+
+
+def compile_cases() -> list[CompileCase]:
+    """Every entry of the table with all options on, and the half-precision kernels of width 64 with all of them off."""
+    cases = []
+    for (kernel, kind, width, where), cut in CONFIGURATIONS.items():
+        if where == "sm_86":  # the same kernels as on sm_80
+            continue
+        for full in (True, False) if (kind, width) == ("half", 64) else (True,):
+            cases.append(_compile_case(kernel, kind, width, where, cut, "bf16" if kind == "half" else kind, full))
+    cut = CONFIGURATIONS["descend", "half", 64, "sm_90"]
+    return [*cases, _compile_case("descend", "half", 64, "sm_90", cut, "fp16", True)]
+
+
+def _compile_case(
+    kernel: str, kind: str, width: int, where: str, cut: Configuration, dtype: str, full: bool
+) -> CompileCase:
+    function = {"descend": _descend, "reverse": _reverse, "reduce": _reduce}[kernel]
+    operand = "fp32" if kind in ("tf32", "ieee") else dtype
+    constants = {
+        "D": width,
+        "M": 2 * width,
+        "SILU": True,
+        "P": 2 if full else 0,
+        "RANK": padded(2 * LARGEST_RANK),
+        "ENERGY": (2 if kernel == "descend" else True) if full else (0 if kernel == "descend" else False),
+        "SAVE": 2 if full else 0,
+        "FORCES": full,
+        "BLOCK_R": cut.rows,
+        "BLOCK_M": cut.units,
+        "BLOCK_D": padded(width),
+        "BLOCK_S": 16,
+        "EPSILON": EPSILON,
+        "ACC": tl.float32,
+        "PRECISION": "tf32" if kind == "tf32" else "ieee",
+    }
+    wide = ("step_ptr", "scale_ptr", "energy_ptr", "pull_energy_ptr", "pull_weight_ptr", "pull_step_ptr")
+    return CompileCase(
+        name=f"elementwise {kernel}, {'all options' if full else 'plain'}",
+        architecture=where,
+        dtype=dtype,
+        width=width,
+        function=function,
+        signature={
+            name: "i32" if not name.endswith("_ptr") else "*fp32" if name in wide else f"*{operand}"
+            for name in function.arg_names
+        },
+        constants={name: value for name, value in constants.items() if name in function.arg_names},
+        options={"num_warps": cut.num_warps, "num_stages": cut.num_stages},
+    )
 
 
 # --- launching -------------------------------------------------------------------------------------------------------

@@ -154,7 +154,9 @@ def test_trace_is_the_layer_bit_for_bit():
         for name in ("energy", "gradient_norm", "tangential_norm", "states"):
             got = getattr(trace, name)
             bound = 4 * TOLERANCES[dtype]
-            assert (got.double() - getattr(expected, name).double()).norm() <= bound * getattr(expected, name).double().norm()
+            assert (got.double() - getattr(expected, name).double()).norm() <= bound * getattr(
+                expected, name
+            ).double().norm()
 
 
 def test_a_row_of_its_own_is_the_same_row():
@@ -169,7 +171,9 @@ def test_a_row_of_its_own_is_the_same_row():
 
 def test_gradcheck():
     elementwise_descent = elementwise.elementwise_descent
-    x, gate, weight = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((1, 3, 16), (1, 3, 8), (8, 16)))
+    x, gate, weight = (
+        torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((1, 3, 16), (1, 3, 8), (8, 16))
+    )
     step_sizes = torch.tensor([0.3, 0.2], dtype=torch.float64, requires_grad=True)
     scale = (torch.rand(16, dtype=torch.float64) + 0.5).requires_grad_()
     left, right = (0.2 * torch.randn(16, 2, dtype=torch.float64) for _ in range(2))
