@@ -36,6 +36,7 @@ class Row:
 
     name: str
     dtype: str
+    """``bf16``, ``fp16``, or for float32 how it is multiplied: ``tf32`` or ``ieee``."""
     width: int
     architecture: str
     warps: int
@@ -107,12 +108,16 @@ def cases() -> Iterable[Any]:
     return [*elementwise.compile_cases(), *interaction.compile_cases()]
 
 
+def dtype_of(case: Any) -> str:
+    return case.constants["PRECISION"] if case.dtype == "fp32" else case.dtype
+
+
 def label_of(name: str, dtype: str, width: int, architecture: str) -> str:
     return f"{name}, {dtype}, width {width}, {architecture}"
 
 
 def case_labels() -> list[str]:
-    labels = [label_of(case.name, case.dtype, case.width, case.architecture) for case in cases()]
+    labels = [label_of(case.name, dtype_of(case), case.width, case.architecture) for case in cases()]
     assert len(set(labels)) == len(labels), "two cases share a name"
     return labels
 
@@ -124,7 +129,7 @@ def _start(cache: str) -> None:
 
 def _compile_label(label: str) -> Row | str:
     """The row of a case, or why it does not compile."""
-    (case,) = (c for c in cases() if label_of(c.name, c.dtype, c.width, c.architecture) == label)
+    (case,) = (c for c in cases() if label_of(c.name, dtype_of(c), c.width, c.architecture) == label)
     try:
         return compile_case(case)
     except Exception as error:  # whatever a compiler raises
@@ -153,7 +158,7 @@ def compile_case(case: Any) -> Row:
         registers, spills = parse_ptxas(log.getvalue())
     return Row(
         name=case.name,
-        dtype=case.dtype,
+        dtype=dtype_of(case),
         width=case.width,
         architecture=case.architecture,
         warps=case.options["num_warps"],
