@@ -221,9 +221,13 @@ def unordered_buffers(ttgir: str) -> list[str]:
             for name in re.findall(r"(%[\w$.-]+): !tt\.ptr", text):
                 origin[name] = name
         if "scf.for" in code or "scf.while" in code:
-            for inner, outer in re.findall(r"(%[\w$.-]+) = (%[\w$.#-]+)", code.partition("iter_args")[2]):
+            carried = re.findall(r"(%[\w$.-]+) = (%[\w$.#-]+)", code.partition("iter_args")[2])
+            result = re.match(r"(%[\w$.-]+)(:\d+)? = ", code)
+            for index, (inner, outer) in enumerate(carried):
                 if outer in origin:
                     origin[inner] = origin[outer]
+                    if result:
+                        origin[f"{result[1]}#{index}" if result[2] else result[1]] = origin[outer]
         elif (match := re.match(r"(%[\w$.-]+) = ([\w.]+) (.*)", code)) and match[2].startswith(_POINTER_OPERATIONS):
             for operand in _VALUE.findall(match[3]):
                 if operand in origin:

@@ -127,8 +127,15 @@ def name_of(row: dict) -> str:
 def test_outputs_and_gradients(row, place):
     place(row)
     layer, reference = make_layers(row)
-    found = errors(results(layer, row), results(reference, row))
-    assert max(found.values()) <= TOLERANCES[row["dtype"]], found
+    expected = results(reference, row)
+    found = errors(results(layer, row), expected)
+    bounds = dict.fromkeys(found, TOLERANCES[row["dtype"]])
+    if row["dtype"] in (torch.bfloat16, torch.float16):
+        # a few numbers, each a sum over all rows that may cancel to nearly nothing: held to PyTorch's own error
+        layer.backend = "torch"
+        own = errors(results(layer, row), expected)["step_size"]
+        bounds["step_size"] = max(bounds["step_size"], 2 * own)
+    assert all(found[name] <= bound for name, bound in bounds.items()), (found, bounds)
 
 
 def test_gradients_through_the_energies_alone(place):
