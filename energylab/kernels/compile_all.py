@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m energylab.kernels.compile_all", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--update", action="store_true", help=f"rewrite {STORED.name} from what was found")
+    parser.add_argument("--update", action="store_true", help=f"write what was found to {STORED.name}")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default %(default)s")
     parser.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains this text")
     options = parser.parse_args(arguments)
@@ -92,8 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"\n{len(rows)} kernels, {len(failures)} failures, {time.perf_counter() - start:.0f} s")
     for failure in failures:
         print(f"FAILED {failure}", file=sys.stderr)
-    if options.update and not failures and not options.only:
-        write(STORED, rows)
+    if options.update and not failures:
+        kept = [row for key, row in read(STORED).items() if options.only not in label_of(*key)] if options.only else []
+        write(STORED, [*kept, *rows])
         print(f"wrote {STORED}")
     return 1 if failures else 0
 
