@@ -24,10 +24,13 @@ from typing import final
 import torch
 
 from energylab.study.config import RunConfig
-from energylab.study.run import Code, Outcome, Update, execute, threads, write_progress
+from energylab.study.run import Outcome, Update, execute, threads, write_progress
+from energylab.study.version import Code
 from energylab.training import resolve_device
 
 Report = Callable[[Update | Outcome], None]
+Said = tuple[str, str, Code, float | None]
+"""A task as plain values, for another process: config, directory, code, time limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +42,12 @@ class Task:
     time_limit: float | None = None
     """Seconds that the run may train, all sessions together."""
 
-    def say(self, code: Code) -> tuple[str, str, Code, float | None]:
-        """The task as plain values, for another process: it trains what config.json will say, and needs no class that
-        a study file defines."""
+    def say(self, code: Code) -> Said:
+        """The task for another process: it trains what config.json will say, and needs no class of a study file."""
         return json.dumps(self.config.to_dict()), str(self.directory.resolve()), code, self.time_limit
 
 
-def execute_said(said: tuple[str, str, Code, float | None], report: Report, should_stop: Callable[[], bool]) -> Outcome:
+def execute_said(said: Said, report: Report, should_stop: Callable[[], bool]) -> Outcome:
     """Execute, in another process, what `Task.say` said."""
     text, directory, code, time_limit = said
     config = RunConfig.from_dict(json.loads(text))
@@ -80,16 +82,7 @@ class InProcess(Executor):
                 if stop():
                     return
                 report(Update(run=task.config.name, phase="training", step=0))
-                report(
-                    execute(
-                        task.config,
-                        task.directory,
-                        code=code,
-                        report=report,
-                        should_stop=stop,
-                        time_limit=task.time_limit,
-                    )
-                )
+                report(execute_said(task.say(code), report, stop))
 
 
 @final

@@ -16,8 +16,9 @@ from typing import Any, final
 
 from energylab.study import store
 from energylab.study.claim import STALE_AFTER, living_owner
-from energylab.study.executors import Executor, Report, Task, execute_said, usable_cores
-from energylab.study.run import Code, Outcome, Update, threads, write_progress
+from energylab.study.executors import Executor, Report, Said, Task, execute_said, usable_cores
+from energylab.study.run import Outcome, Update, threads, write_progress
+from energylab.study.version import Code
 
 RETRIES = 3
 """How often a run is started again after its worker or its machine was lost."""
@@ -122,7 +123,7 @@ class RayTasks(Executor):
             raise ValueError(f"address: expected {wanted}, got none: {store.one_line(error)}") from error
 
 
-def _execute(said: tuple[str, str, Code, float | None], signal: str) -> Outcome | None:
+def _execute(said: Said, signal: str) -> Outcome | None:
     """In a worker of Ray: bring a run to its end. None if the command was stopped before."""
     asked, answer = 0.0, False
 
