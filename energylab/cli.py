@@ -682,11 +682,8 @@ def _part(option: str, text: str) -> tuple[int, int]:
 def _seconds(option: str, text: str) -> float:
     """``1h30m`` in seconds."""
     match = re.fullmatch(r"(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?", text)
-    seconds = (
-        0
-        if match is None
-        else sum(int(part or 0) * unit for part, unit in zip(match.groups(), (3600, 60, 1), strict=True))
-    )
+    parts = (0, 0, 0) if match is None else (int(part or 0) for part in match.groups())
+    seconds = sum(part * unit for part, unit in zip(parts, (3600, 60, 1), strict=True))
     if not seconds:
         raise Problem(f"{option}: expected a time, as 90m or 1h30m, got {text!r}")
     return seconds

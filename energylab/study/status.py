@@ -86,7 +86,8 @@ def _examine(directory: Path) -> tuple[Standing, dict[str, Any] | None]:
     except Damaged as error:
         complaint = error.reason
     step, loss = progress.get("step"), progress.get("loss")
-    step, loss = step if isinstance(step, int) else 0, loss if isinstance(loss, int | float) else None
+    step = step if isinstance(step, int) else 0
+    loss = loss if isinstance(loss, int | float) else None
     state, sentence = str(progress.get("state", "waiting")), str(progress.get("sentence", ""))
     try:
         found = store.find_run(directory)

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from storm import saved_step
 from tiny_runs import assert_same_results, tiny_config, train
 
 from energylab.cli import main
@@ -49,7 +50,7 @@ def start(*words: str) -> subprocess.Popen:
 def wait_for_state(process: subprocess.Popen, directory: Path) -> int:
     """The process that trains a run, once it has saved a state after the first."""
     while process.poll() is None:
-        if (directory / store.PREVIOUS_STATE).exists():
+        if saved_step(directory) > 0:
             return json.loads((directory / CLAIM).read_text())["pid"]
         time.sleep(0.02)
     output = process.stdout.read() if process.stdout else ""
