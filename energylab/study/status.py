@@ -49,7 +49,7 @@ def status(folder: Path, code: Code) -> Status:
         names = list(check_study(folder).get("runs", []))
     except Damaged as error:
         names, damage = [], f"{error.reason}; the runs are those that are found, `energylab run` writes it again"
-    names += [name for name in (path.name for path in run_directories(folder)) if name not in set(names)]
+    names = list(dict.fromkeys([*names, *(path.name for path in run_directories(folder))]))
     index = Index(folder)
     runs = []
     for name in names:
