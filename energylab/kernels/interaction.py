@@ -117,13 +117,27 @@ def merge(
 
 
 @triton.jit
+def load_rotation(cos_ptr, sin_ptr, rows, N, HEAD_DIM: tl.constexpr, K: tl.constexpr, ACC: tl.constexpr):
+    """cos and signed sin of rows' angles, (BM, K). Loaded where they are used: kept, they would take registers."""
+    c = tl.arange(0, K)
+    offsets = rows[:, None] * HEAD_DIM + c[None, :]
+    mask = (rows < N)[:, None] & (c < HEAD_DIM)[None, :]
+    cos = tl.load(cos_ptr + offsets, mask=mask, other=0.0).to(ACC)
+    sin = tl.load(sin_ptr + offsets, mask=mask, other=0.0).to(ACC)
+    return cos, sin * tl.where(c < HEAD_DIM // 2, -1.0, 1.0)[None, :]
+
+
+@triton.jit
 def queries(
     z,
     query_ptr,
     turned_ptr,
-    cos,
-    sin,
+    cos_ptr,
+    sin_ptr,
+    rows,
+    N,
     ROTARY: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
     H: tl.constexpr,
     K: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -140,6 +154,7 @@ def queries(
     q = project(z, query_ptr, H, K, WHOLE, ACC, PRECISION)
     if ROTARY:
         turned = project(z, turned_ptr, H, K, WHOLE, ACC, PRECISION)
+        cos, sin = load_rotation(cos_ptr, sin_ptr, rows, N, HEAD_DIM, K, ACC)
         q = q * cos[None, :, :] + turned * sin[None, :, :]
     return cast(q, DTYPE)
 
@@ -149,9 +164,12 @@ def read_out(
     o,
     query_ptr,
     turned_ptr,
-    cos,
-    sin,
+    cos_ptr,
+    sin_ptr,
+    rows,
+    N,
     ROTARY: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
     D: tl.constexpr,
     WHOLE: tl.constexpr,
     DTYPE: tl.constexpr,
@@ -160,26 +178,12 @@ def read_out(
 ):
     """``Σ_k W_kᵀ R_iᵀ o_ik``, (BM, D)."""
     if ROTARY:
+        K: tl.constexpr = o.shape[2]
+        cos, sin = load_rotation(cos_ptr, sin_ptr, rows, N, HEAD_DIM, K, ACC)
         straight = merge(o * cos[None, :, :], query_ptr, D, WHOLE, DTYPE, ACC, PRECISION)
         return straight + merge(o * sin[None, :, :], turned_ptr, D, WHOLE, DTYPE, ACC, PRECISION)
     else:
         return merge(o, query_ptr, D, WHOLE, DTYPE, ACC, PRECISION)
-
-
-@triton.jit
-def load_rotation(
-    cos_ptr, sin_ptr, rows, N, ROTARY: tl.constexpr, HEAD_DIM: tl.constexpr, K: tl.constexpr, ACC: tl.constexpr
-):
-    """cos and signed sin of rows' angles, (BM, K); a placeholder without rotary positions."""
-    c = tl.arange(0, K)
-    if ROTARY:
-        offsets = rows[:, None] * HEAD_DIM + c[None, :]
-        mask = (rows < N)[:, None] & (c < HEAD_DIM)[None, :]
-        cos = tl.load(cos_ptr + offsets, mask=mask, other=0.0).to(ACC)
-        sin = tl.load(sin_ptr + offsets, mask=mask, other=0.0).to(ACC)
-        return cos, sin * tl.where(c < HEAD_DIM // 2, -1.0, 1.0)[None, :]
-    else:
-        return tl.zeros((1, K), ACC), tl.zeros((1, K), ACC)
 
 
 @triton.jit
@@ -396,7 +400,8 @@ def forward_kernel(
     blocks = tl.cdiv(N, BM)
     b = (tl.program_id(0) // blocks).to(tl.int64)
     block = tl.program_id(0) % blocks
-    rows = block * BM + tl.arange(0, BM)
+    first_row = block * BM
+    rows = first_row + tl.arange(0, BM)
     columns = tl.arange(0, D)
     heads = tl.arange(0, H)
     x_ptr += b * N * WIDTH
@@ -405,14 +410,16 @@ def forward_kernel(
     last = tl.minimum(N, (block + 1) * BM)  # the first key that no row here sees
     lse_mask = (heads < HEADS)[:, None] & (rows < N)[None, :]
     lse_offsets = heads[:, None] * N + rows[None, :]
-    cos, sin = load_rotation(cos_ptr, sin_ptr, rows, N, ROTARY, HEAD_DIM, K, ACC)
     x = load_rows(x_ptr, rows, columns, N, WIDTH).to(ACC)
     for t in range(begin, end):
         time = tl.cast(t, tl.int64)
         zero = unknown_zero(t)
         weights, turned, keys_ptr, history_ptr = query_ptr + zero, turned_ptr + zero, k_ptr + zero, u_ptr + zero
+        here = first_row + zero + tl.arange(0, BM)
+        here_mask = (heads < HEADS)[:, None] & (here < N)[None, :]
+        here_offsets = heads[:, None] * N + here[None, :]
         z = x * inverse_rms(x, WIDTH, EPSILON)[:, None]
-        q = queries(z, weights, turned, cos, sin, ROTARY, H, K, WHOLE, DTYPE, ACC, PRECISION)
+        q = queries(z, weights, turned, cos_ptr, sin_ptr, here, N, ROTARY, HEAD_DIM, H, K, WHOLE, DTYPE, ACC, PRECISION)
         o = tl.zeros((H, BM, K), ACC)
         if DIAGONAL == 0:
             pivot = tl.full((H, BM), float("-inf"), ACC)
@@ -421,7 +428,7 @@ def forward_kernel(
                 keys = start + tl.arange(0, BN)
                 k = load_heads(keys_ptr, keys, N, heads, HEADS, HEAD_DIM, H, K)
                 s = dot(q, tl.permute(k, (0, 2, 1)), ACC, PRECISION) * SCALE
-                s = tl.where(visible(rows, keys, N, CAUSAL)[None, :, :], s, float("-inf"))
+                s = tl.where(visible(here, keys, N, CAUSAL)[None, :, :], s, float("-inf"))
                 higher = tl.maximum(pivot, tl.max(s, 2))
                 shrink = tl.exp2(pivot - higher)
                 p = tl.exp2(s - higher[:, :, None])
@@ -430,11 +437,13 @@ def forward_kernel(
                 pivot = higher
             o = o / total[:, :, None]
             lse = pivot + tl.log2(total)
-            force = read_out(o, weights, turned, cos, sin, ROTARY, D, WHOLE, DTYPE, ACC, PRECISION)
+            force = read_out(
+                o, weights, turned, cos_ptr, sin_ptr, here, N, ROTARY, HEAD_DIM, D, WHOLE, DTYPE, ACC, PRECISION
+            )
         else:
             # the heads' probabilities are added before they meet u, so each head's normaliser is needed first
             lse = log_sum_exp(
-                q, z, keys_ptr, history_ptr, diagonal_ptr, rows, columns, heads, N, last,
+                q, z, keys_ptr, history_ptr, diagonal_ptr + zero, here, columns, heads, N, last,
                 SCALE, DIAGONAL, CAUSAL, WIDTH, HEADS, HEAD_DIM, K, BN, DTYPE, ACC, PRECISION,
             )  # fmt: skip
             force = tl.zeros((BM, D), ACC)
@@ -442,31 +451,38 @@ def forward_kernel(
                 keys = start + tl.arange(0, BN)
                 k = load_heads(keys_ptr, keys, N, heads, HEADS, HEAD_DIM, H, K)
                 u = load_rows(history_ptr, keys, columns, N, WIDTH)
-                s = products(q, z, k, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION)
-                see = visible(rows, keys, N, CAUSAL)[None, :, :] & (heads < HEADS)[:, None, None]
+                s = products(
+                    q, z, k, u, diagonal_ptr + zero, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
+                )
+                see = visible(here, keys, N, CAUSAL)[None, :, :] & (heads < HEADS)[:, None, None]
                 p = tl.where(see, tl.exp2(s * SCALE - lse[:, :, None]), 0.0)
                 o += dot(cast(p, DTYPE), k, ACC, PRECISION)
                 force += diagonal_read_out(
-                    p, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
+                    p, u, diagonal_ptr + zero, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
                 )
-            force += read_out(o, weights, turned, cos, sin, ROTARY, D, WHOLE, DTYPE, ACC, PRECISION)
-        tl.store(lse_ptr + (time * batch + b) * HEADS * N + lse_offsets, lse * LN2, mask=lse_mask)
+            force += read_out(
+                o, weights, turned, cos_ptr, sin_ptr, here, N, ROTARY, HEAD_DIM, D, WHOLE, DTYPE, ACC, PRECISION
+            )
+        tl.store(lse_ptr + (time * batch + b) * HEADS * N + here_offsets, lse * LN2, mask=here_mask)
         if FORCES:
-            store_rows(forces_ptr + (time * batch + b) * N * WIDTH, force, rows, columns, N, WIDTH)
+            store_rows(forces_ptr + (time * batch + b) * N * WIDTH, force, here, columns, N, WIDTH)
         step = tl.load(step_ptr + t).to(ACC)
         x += step * precondition(
             force, scale_ptr + zero, left_ptr + zero, right_ptr + zero, columns, D, R, P, R, DTYPE, ACC, PRECISION
         )
         if SAVE and t < saved:
-            store_rows(states_ptr + (time * batch + b) * N * WIDTH, x, rows, columns, N, WIDTH)
+            store_rows(states_ptr + (time * batch + b) * N * WIDTH, x, here, columns, N, WIDTH)
     if FINAL:
         z = x * inverse_rms(x, WIDTH, EPSILON)[:, None]
-        q = queries(z, query_ptr, turned_ptr, cos, sin, ROTARY, H, K, WHOLE, DTYPE, ACC, PRECISION)
+        q = queries(
+            z, query_ptr, turned_ptr, cos_ptr, sin_ptr, rows, N, ROTARY, HEAD_DIM, H, K, WHOLE, DTYPE, ACC, PRECISION
+        )
         lse = log_sum_exp(
             q, z, k_ptr, u_ptr, diagonal_ptr, rows, columns, heads, N, last,
             SCALE, DIAGONAL, CAUSAL, WIDTH, HEADS, HEAD_DIM, K, BN, DTYPE, ACC, PRECISION,
         )  # fmt: skip
         tl.store(lse_ptr + (tl.cast(end, tl.int64) * batch + b) * HEADS * N + lse_offsets, lse * LN2, mask=lse_mask)
+    rows = first_row + unknown_zero(end) + tl.arange(0, BM)
     store_rows(out_ptr + b * N * WIDTH, cast(x, out_ptr.dtype.element_ty), rows, columns, N, WIDTH)
 
 
@@ -523,24 +539,25 @@ def backward_rows_kernel(
     blocks = tl.cdiv(N, BM)
     b = (tl.program_id(0) // blocks).to(tl.int64)
     block = tl.program_id(0) % blocks
-    rows = block * BM + tl.arange(0, BM)
+    first_row = block * BM
+    rows = first_row + tl.arange(0, BM)
     columns = tl.arange(0, D)
     heads = tl.arange(0, H)
     u_ptr += b * N * WIDTH
     k_ptr += b * N * (HEADS * HEAD_DIM)
     last = tl.minimum(N, (block + 1) * BM)
-    lse_mask = (heads < HEADS)[:, None] & (rows < N)[None, :]
-    lse_offsets = heads[:, None] * N + rows[None, :]
     INVERSE: tl.constexpr = SCALE * LN2  # 1/τ
-    cos, sin = load_rotation(cos_ptr, sin_ptr, rows, N, ROTARY, HEAD_DIM, K, ACC)
     g = load_rows(grad_ptr + b * N * WIDTH, rows, columns, N, WIDTH).to(ACC)
-    inside = (rows < N)[:, None] & (columns < WIDTH)[None, :]
-    offsets = rows[:, None] * WIDTH + columns[None, :]
     for back in range(begin, end):
         t = begin + end - 1 - back
         zero = unknown_zero(t)
         weights, turned, keys_ptr, history_ptr = query_ptr + zero, turned_ptr + zero, k_ptr + zero, u_ptr + zero
+        here = first_row + zero + tl.arange(0, BM)
+        here_mask = (heads < HEADS)[:, None] & (here < N)[None, :]
+        here_offsets = heads[:, None] * N + here[None, :]
         slot = tl.cast(t, tl.int64) * batch + b
+        inside = (here < N)[:, None] & (columns < WIDTH)[None, :]
+        offsets = here[:, None] * WIDTH + columns[None, :]
         x = tl.load(h_ptr + b * N * WIDTH + offsets, mask=inside & (t == 0), other=0.0).to(ACC)
         x += tl.load(states_ptr + (slot - batch) * N * WIDTH + offsets, mask=inside & (t > 0), other=0.0).to(ACC)
         inverse = inverse_rms(x, WIDTH, EPSILON)
@@ -550,17 +567,19 @@ def backward_rows_kernel(
         )
         step = tl.load(step_ptr + t).to(ACC)
         if P > 0:
-            store_rows(pull_ptr + slot * N * WIDTH, step * g, rows, columns, N, WIDTH)
+            store_rows(pull_ptr + slot * N * WIDTH, step * g, here, columns, N, WIDTH)
         half = tl.cast(steps, tl.int64) * batch  # from the first to the second of a pair of arrays
-        store_rows(inner_ptr + slot * N * WIDTH, cast(v, DTYPE), rows, columns, N, WIDTH)
-        store_rows(inner_ptr + (half + slot) * N * WIDTH, cast(z, DTYPE), rows, columns, N, WIDTH)
-        q = queries(z, weights, turned, cos, sin, ROTARY, H, K, WHOLE, DTYPE, ACC, PRECISION)
-        qv = queries(v, weights, turned, cos, sin, ROTARY, H, K, WHOLE, DTYPE, ACC, PRECISION)
+        store_rows(inner_ptr + slot * N * WIDTH, cast(v, DTYPE), here, columns, N, WIDTH)
+        store_rows(inner_ptr + (half + slot) * N * WIDTH, cast(z, DTYPE), here, columns, N, WIDTH)
+        q = queries(z, weights, turned, cos_ptr, sin_ptr, here, N, ROTARY, HEAD_DIM, H, K, WHOLE, DTYPE, ACC, PRECISION)
+        qv = queries(
+            v, weights, turned, cos_ptr, sin_ptr, here, N, ROTARY, HEAD_DIM, H, K, WHOLE, DTYPE, ACC, PRECISION
+        )
         stride = N * (HEADS * HEAD_DIM)
-        store_heads(query_out_ptr + slot * stride, q, rows, N, HEADS, HEAD_DIM, H, K)
-        store_heads(query_pull_ptr + slot * stride, qv, rows, N, HEADS, HEAD_DIM, H, K)
-        lse = tl.load(lse_ptr + slot * HEADS * N + lse_offsets, mask=lse_mask, other=0.0).to(ACC) * LOG2E
-        lse_grad = tl.load(lse_grad_ptr + slot * HEADS * N + lse_offsets, mask=lse_mask, other=0.0).to(ACC)
+        store_heads(query_out_ptr + slot * stride, q, here, N, HEADS, HEAD_DIM, H, K)
+        store_heads(query_pull_ptr + slot * stride, qv, here, N, HEADS, HEAD_DIM, H, K)
+        lse = tl.load(lse_ptr + slot * HEADS * N + here_offsets, mask=here_mask, other=0.0).to(ACC) * LOG2E
+        lse_grad = tl.load(lse_grad_ptr + slot * HEADS * N + here_offsets, mask=here_mask, other=0.0).to(ACC)
         delta = tl.zeros((H, BM), ACC)
         o = tl.zeros((H, BM, K), ACC)
         c = tl.zeros((H, BM, K), ACC)
@@ -568,38 +587,49 @@ def backward_rows_kernel(
             keys = start + tl.arange(0, BN)
             k = load_heads(keys_ptr, keys, N, heads, HEADS, HEAD_DIM, H, K)
             u = load_rows(history_ptr, keys, columns, N, WIDTH) if DIAGONAL > 0 else k
-            s = products(q, z, k, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION)
-            see = visible(rows, keys, N, CAUSAL)[None, :, :] & (heads < HEADS)[:, None, None]
+            s = products(q, z, k, u, diagonal_ptr + zero, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION)
+            see = visible(here, keys, N, CAUSAL)[None, :, :] & (heads < HEADS)[:, None, None]
             p = tl.where(see, tl.exp2(s * SCALE - lse[:, :, None]), 0.0)
-            dp = products(qv, v, k, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION)
+            dp = products(
+                qv, v, k, u, diagonal_ptr + zero, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
+            )
             delta += tl.sum(p * dp, 2)
             o += dot(cast(p, DTYPE), k, ACC, PRECISION)
             if DIAGONAL == 0:
                 c += dot(cast(p * dp, DTYPE), k, ACC, PRECISION)
-        tl.store(delta_ptr + slot * HEADS * N + lse_offsets, delta, mask=lse_mask)
-        store_heads(outer_ptr + slot * stride, cast(o * step, DTYPE), rows, N, HEADS, HEAD_DIM, H, K)
+        tl.store(delta_ptr + slot * HEADS * N + here_offsets, delta, mask=here_mask)
+        store_heads(outer_ptr + slot * stride, cast(o * step, DTYPE), here, N, HEADS, HEAD_DIM, H, K)
         if DIAGONAL == 0:
             # one sweep: Σ_j ds k needs δ only as a factor of Σ_j p k
             c = ((c - delta[:, :, None] * o) * step + lse_grad[:, :, None] * o) * INVERSE
-            dz = read_out(c, weights, turned, cos, sin, ROTARY, D, WHOLE, DTYPE, ACC, PRECISION)
+            dz = read_out(
+                c, weights, turned, cos_ptr, sin_ptr, here, N, ROTARY, HEAD_DIM, D, WHOLE, DTYPE, ACC, PRECISION
+            )
         else:
             dz = tl.zeros((BM, D), ACC)
             for start in range(0, last, BN):
                 keys = start + tl.arange(0, BN)
                 k = load_heads(keys_ptr, keys, N, heads, HEADS, HEAD_DIM, H, K)
                 u = load_rows(history_ptr, keys, columns, N, WIDTH)
-                s = products(q, z, k, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION)
-                see = visible(rows, keys, N, CAUSAL)[None, :, :] & (heads < HEADS)[:, None, None]
+                s = products(
+                    q, z, k, u, diagonal_ptr + zero, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
+                )
+                see = visible(here, keys, N, CAUSAL)[None, :, :] & (heads < HEADS)[:, None, None]
                 p = tl.where(see, tl.exp2(s * SCALE - lse[:, :, None]), 0.0)
-                dp = products(qv, v, k, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION)
+                dp = products(
+                    qv, v, k, u, diagonal_ptr + zero, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
+                )
                 ds = p * ((dp - delta[:, :, None]) * step + lse_grad[:, :, None]) * INVERSE
                 c += dot(cast(ds, DTYPE), k, ACC, PRECISION)
                 dz += diagonal_read_out(
-                    ds, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
+                    ds, u, diagonal_ptr + zero, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
                 )
-            dz += read_out(c, weights, turned, cos, sin, ROTARY, D, WHOLE, DTYPE, ACC, PRECISION)
-        store_heads(outer_ptr + (half + slot) * stride, cast(c, DTYPE), rows, N, HEADS, HEAD_DIM, H, K)
+            dz += read_out(
+                c, weights, turned, cos_ptr, sin_ptr, here, N, ROTARY, HEAD_DIM, D, WHOLE, DTYPE, ACC, PRECISION
+            )
+        store_heads(outer_ptr + (half + slot) * stride, cast(c, DTYPE), here, N, HEADS, HEAD_DIM, H, K)
         g += norm_jacobian(dz, z, inverse, WIDTH)
+    rows = first_row + unknown_zero(end) + tl.arange(0, BM)
     store_rows(out_ptr + b * N * WIDTH, cast(g, out_ptr.dtype.element_ty), rows, columns, N, WIDTH)
 
 
