@@ -302,8 +302,8 @@ def gate(bench: Bench) -> list[str]:
             failures.append(f"{name}: {type(error).__name__}: {error}")
     torch.backends.cuda.matmul.allow_tf32 = allow_tf32
     print(
-        f"gate: {len(cases)} cases, {len(failures)} failures; outputs, energies and all gradients, {repeats} repeats bit for "
-        f"bit; {time.monotonic() - start:.0f} s",
+        f"gate: {len(cases)} cases, {len(failures)} failures; outputs, energies and all gradients, {repeats} repeats bit "
+        f"for bit; {time.monotonic() - start:.0f} s",
         flush=True,
     )
     return failures
