@@ -438,13 +438,14 @@ Example:
                 raise Problem(f"--study: expected a figure of one study, got {name}, which compares {needs}")
             del modules[name]
     needed = {name: module.NEEDS if options.study is None else (options.study,) for name, module in modules.items()}
+    varies = {name: tuple(getattr(module, "VARIES", ())) for name, module in modules.items()}
     sources = {
-        need: project.results_for_figures(need, options.results, latest=options.study is not None)
-        for need in dict.fromkeys(need for needs in needed.values() for need in needs)
+        (need, free): project.results_for_figures(need, options.results, options.study is not None, free)
+        for need, free in dict.fromkeys((need, varies[name]) for name, needs in needed.items() for need in needs)
     }
     complete = True
     for name, module in modules.items():
-        found = {need: sources[need] for need in needed[name]}
+        found = {need: sources[need, varies[name]] for need in needed[name]}
         missing = {need: source for need, source in found.items() if isinstance(source, str)}
         present = [source for source in found.values() if not isinstance(source, str)]
         drawn = present and (not missing or getattr(module, "PARTIAL", False))
