@@ -442,15 +442,14 @@ Example:
         need: project.results_for_figures(need, options.results, latest=options.study is not None)
         for need in dict.fromkeys(need for needs in needed.values() for need in needs)
     }
-    complete = True
+    missing = {need: source for need, source in sources.items() if isinstance(source, str)}
     for name, module in modules.items():
-        found = {need: sources[need] for need in needed[name]}
-        missing = {need: source for need, source in found.items() if isinstance(source, str)}
-        present = [source for source in found.values() if not isinstance(source, str)]
-        drawn = present and (not missing or getattr(module, "PARTIAL", False))
-        for need, sentence in missing.items():
-            print(f"{name}: {f'drawn without {need}' if drawn else 'not drawn'}: {sentence}", file=sys.stderr)
-            complete = False
+        present = [source for need in needed[name] if not isinstance(source := sources[need], str)]
+        drawn = present and (len(present) == len(needed[name]) or getattr(module, "PARTIAL", False))
+        if lacking := ", ".join(need for need in needed[name] if need in missing):
+            print(
+                f"{name}: drawn without {lacking}" if drawn else f"{name}: not drawn, needs {lacking}", file=sys.stderr
+            )
         if not drawn:
             continue
         results = project.together(present)
@@ -470,7 +469,9 @@ Example:
             save_table(table, folder / name, name)
             kinds = ".pdf, .png, .tex and .csv"
         print(f"{name}: {folder / name}{kinds}, from {results.source}", flush=True)
-    return 0 if complete else 1
+    for need, sentence in missing.items():
+        print(f"{need}: {sentence}", file=sys.stderr)
+    return 1 if missing else 0
 
 
 def _figure_folder(options: FigureOptions, needs: Sequence[str], study: str) -> Path:
