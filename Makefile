@@ -31,5 +31,5 @@ clean:
 
 .venv/installed-dev: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing energylab and its test tools into .venv (about a minute)"
-	$(INSTALL) '.[dev,triton]'
+	$(INSTALL) '.[dev,triton,ray]'
 	touch $@ .venv/installed

@@ -438,18 +438,19 @@ Example:
                 raise Problem(f"--study: expected a figure of one study, got {name}, which compares {needs}")
             del modules[name]
     needed = {name: module.NEEDS if options.study is None else (options.study,) for name, module in modules.items()}
+    varies = {name: tuple(getattr(module, "VARIES", ())) for name, module in modules.items()}
     sources = {
-        need: project.results_for_figures(need, options.results, latest=options.study is not None)
-        for need in dict.fromkeys(need for needs in needed.values() for need in needs)
+        (need, free): project.results_for_figures(need, options.results, options.study is not None, free)
+        for need, free in dict.fromkeys((need, varies[name]) for name, needs in needed.items() for need in needs)
     }
-    missing = {need: source for need, source in sources.items() if isinstance(source, str)}
+    missing = {need: source for (need, _), source in sources.items() if isinstance(source, str)}
     for name, module in modules.items():
-        present = [source for need in needed[name] if not isinstance(source := sources[need], str)]
-        drawn = present and (len(present) == len(needed[name]) or getattr(module, "PARTIAL", False))
-        if lacking := ", ".join(need for need in needed[name] if need in missing):
-            print(
-                f"{name}: drawn without {lacking}" if drawn else f"{name}: not drawn, needs {lacking}", file=sys.stderr
-            )
+        found = {need: sources[need, varies[name]] for need in needed[name]}
+        present = [source for source in found.values() if not isinstance(source, str)]
+        drawn = present and (len(present) == len(found) or getattr(module, "PARTIAL", False))
+        if lacking := ", ".join(need for need, source in found.items() if isinstance(source, str)):
+            said = f"drawn without {lacking}" if drawn else f"not drawn, needs {lacking}"
+            print(f"{name}: {said}", file=sys.stderr)
         if not drawn:
             continue
         results = project.together(present)
@@ -683,11 +684,8 @@ def _part(option: str, text: str) -> tuple[int, int]:
 def _seconds(option: str, text: str) -> float:
     """``1h30m`` in seconds."""
     match = re.fullmatch(r"(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?", text)
-    seconds = (
-        0
-        if match is None
-        else sum(int(part or 0) * unit for part, unit in zip(match.groups(), (3600, 60, 1), strict=True))
-    )
+    parts = (0, 0, 0) if match is None else (int(part or 0) for part in match.groups())
+    seconds = sum(part * unit for part, unit in zip(parts, (3600, 60, 1), strict=True))
     if not seconds:
         raise Problem(f"{option}: expected a time, as 90m or 1h30m, got {text!r}")
     return seconds

@@ -159,12 +159,13 @@ def confidence(
     _write(folder, confidence=found)
     written = save(draw_confidence(found, model=name_of(run), tasks=tasks), folder / "confidence")
     lines = []
-    for (condition, layer), rows in found.groupby(["condition", "layer"], sort=False):
+    for key, rows in found.groupby(["condition", "layer"], sort=False):
+        assert isinstance(key, tuple)
         said = [
             f"{row['against']} {row['mean']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]"
             for row in rows.to_dict("records")
         ]
-        lines.append(f"{condition}, {layer}: {', '.join(said)}")
+        lines.append(f"{', '.join(key)}: {', '.join(said)}")
     return ["rank correlation of the fall in energy with", *lines, _wrote(folder, written)]
 
 
@@ -189,7 +190,7 @@ def _layer_line(row: Mapping[Any, Any], bends: pd.DataFrame) -> str:
     if len(here):
         kind = here["preconditioner"].iloc[0]
         known = here["condition"].median()
-        text = f"condition number there {'unknown' if _missing(known) else f'{known:.3g}'}"
+        text = f"condition number there {'unknown' if pd.isna(known) else f'{known:.3g}'}"
         if kind == INDEFINITE:
             text += f" ({INDEFINITE})"
         elif kind != "I":

@@ -3,8 +3,8 @@
     studies/NAME.py      `study(...)` returns a Study; its keyword parameters are its knobs
     studies/results/     exported results
     figures/NAME.py      `NEEDS`, names of studies, and `draw(results)`, which returns a Figure; if it has them, also
-                         `table(results)`, its numbers as a DataFrame, and `PARTIAL = True`, where it draws what is
-                         there of several studies
+                         `table(results)`, its numbers as a DataFrame; `PARTIAL = True`, where it draws what is there
+                         of several studies; and `VARIES`, settings in which runs of one curve may differ
 
 Study and figure files are Python and are executed. Whatever is wrong with them is a `Problem`, one line for the reader.
 """
@@ -154,7 +154,7 @@ def figure_module(name: str) -> types.ModuleType:
     return module
 
 
-def results_for_figures(word: str, results: Path, latest: bool) -> "StudyResults | str":
+def results_for_figures(word: str, results: Path, latest: bool, varies: Sequence[str] = ()) -> "StudyResults | str":
     """The results of a study, or a sentence that says what is missing.
 
     They are read from the folder of the results if the study is complete there, else from the exported ones. The study
@@ -180,9 +180,9 @@ def results_for_figures(word: str, results: Path, latest: bool) -> "StudyResults
             print(f"{folder}: damaged: {error}", file=sys.stderr)
     with problems(), _plain_warnings():
         if runs and not missing:
-            return load_study(folder, runs)
+            return load_study(folder, runs, varies)
         if (EXPORTED / name).is_dir():
-            exported = load_study(EXPORTED / name)
+            exported = load_study(EXPORTED / name, varies=varies)
             if len(exported.errors):
                 return exported
     progress = f"no runs in {folder}"

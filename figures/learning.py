@@ -92,7 +92,8 @@ def _layers(fall: Axes, rising: Axes, rows: DataFrame) -> set[int]:
         counts |= set(plots.mean_line(fall, one, "step", "energy_change_median")["n"])
     for one in plots.series(worst.assign(percent=100 * worst["fraction_rising"])):
         plots.mean_line(rising, one, "step", "percent")
-    rising.set_ylim(-3, max(10.0, 1.08 * rising.dataLim.y1))
+    top = max(10.0, 1.08 * rising.dataLim.y1)
+    rising.set_ylim(-0.05 * top, top)
     return counts
 
 

@@ -76,7 +76,10 @@ BAD_FIELDS = st.one_of(
     ),
 )
 
-PLAIN = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
+# None is what the default of some options is called
+PLAIN = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20).filter(
+    lambda text: text != "None"
+)
 NO_INTEGER = PLAIN.filter(lambda text: not _is_integer(text) and not text.startswith("-"))
 
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
+from scipy.sparse.linalg import ArpackNoConvergence
 
 from energylab import inspection
 from energylab.models import InContextRegressor, ModelConfig
@@ -57,12 +58,17 @@ def test_trace_of_a_refreshed_history(run, tmp_path):
 
 def test_eigenvalues_that_were_not_found_are_said(run, tmp_path, monkeypatch):
     run()
+
+    def eigsh(*_, **__):
+        raise ArpackNoConvergence("no such luck", [], [])
+
     monkeypatch.setattr("energylab.analysis.curvature.DENSE", 0)
-    monkeypatch.setattr("energylab.analysis.curvature.LANCZOS_VECTORS", 3)
-    monkeypatch.setattr("energylab.analysis.curvature.LANCZOS_RESTARTS", 1)
+    monkeypatch.setattr("energylab.analysis.curvature.eigsh", eigsh)
     lines = inspection.trace("some/run", tmp_path)
-    assert "bottoms, since eigenvalues: Lanczos did not find" in lines[0]
-    assert "condition number there unknown" in lines[0]
+    assert "condition number there unknown; missing at 32 of 32 bottoms, since eigenvalues: Lanczos did not" in lines[0]
+    table = pd.read_parquet(tmp_path / "curvature.parquet")
+    assert table["condition"].isna().all()
+    assert table["problem"].str.contains("no such luck").all()
     assert (tmp_path / "curvature.pdf").exists()
 
 

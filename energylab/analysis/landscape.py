@@ -231,8 +231,8 @@ def _turns(path: Tensor) -> Tensor:
 def continue_path(layer: EnergyLayer, energy: ConditionalEnergy, x: Tensor) -> tuple[Tensor, bool]:
     """z from x, (D,), through more plain steps of the layer's last size until it stands ``STILL``, and whether it does.
 
-    After each step x is put back to its length: since every step lengthens it, the turns would otherwise shrink like 1/t,
-    wherever z is, and the path would come to rest nowhere.
+    After each step x is put back to its length. The force has a part along z, and where that lengthens x with every step,
+    the turns would otherwise shrink wherever z is, and the path would hardly come to rest.
     """
     step_size, length = layer.step_sizes(layer.recursions)[-1], x.norm()
     path = [norm(x)]

@@ -92,7 +92,8 @@ def measure(model: InContextRegressor, batch: TaskBatch) -> list[dict[str, Any]]
     Of E(z_t) − E(z_0) the mean and the quartiles; ``fraction_rising``, the share of positions whose energy rose in the step
     that led to t (missing at t = 0); the medians of ‖∇E(z_t)‖ and of its part along the sphere (missing at t = T).
 
-    In float64, on a copy: late steps change the energy by less than float32 resolves.
+    In float64, on a copy: late steps change the energy by less than float32 resolves. Under a refreshed history each step
+    has an energy of its own, and their changes claim no descent.
     """
     wide = copy.deepcopy(model).double()
     device = next(wide.parameters()).device

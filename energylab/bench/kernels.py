@@ -201,7 +201,7 @@ class Bench:
         return f"{where}, torch {torch.__version__}, triton {triton_version}"
 
 
-DTYPES = {"bf16": torch.bfloat16, "tf32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 # --- layers ----------------------------------------------------------------------------------------------------------
@@ -271,31 +271,41 @@ def flex_layer(layer: CEMAttention, device: torch.device) -> Callable[[Tensor], 
 
 # --- the gate --------------------------------------------------------------------------------------------------------
 
-GATE = [
-    ("attention", {}),
-    ("attention", {"diagonal": "shared", "rotary": True}),
-    ("attention", {"diagonal": "per_head", "preconditioner": "diagonal_low_rank"}),
-    ("mlp", {}),
-    ("mlp", {"activation": "quadratic", "preconditioner": "diagonal"}),
-    ("mlp", {"preconditioner": "diagonal_low_rank"}),
+GATE: list[tuple[str, dict, torch.dtype, int]] = [
+    ("attention", {}, torch.bfloat16, 64),
+    ("mlp", {}, torch.bfloat16, 64),
+    ("attention", {"diagonal": "per_head", "preconditioner": "diagonal_low_rank"}, torch.float32, 64),
+    ("mlp", {"preconditioner": "diagonal_low_rank"}, torch.float32, 64),
+    ("attention", {"diagonal": "shared", "rotary": True}, torch.bfloat16, 64),
+    ("mlp", {"activation": "quadratic", "preconditioner": "diagonal"}, torch.bfloat16, 64),
+    ("attention", {"diagonal": "per_head", "preconditioner": "diagonal_low_rank"}, torch.bfloat16, 64),
+    ("mlp", {"preconditioner": "diagonal_low_rank_positive"}, torch.bfloat16, 64),
+    *((kind, {}, torch.float32, width) for width in (64, 128) for kind in ("attention", "mlp")),
+    *((kind, {}, torch.bfloat16, width) for width in (128, 256) for kind in ("attention", "mlp")),
 ]
+"""Each costs some kernels to compile, seconds apiece: not the full product."""
 
 
 def gate(bench: Bench) -> list[str]:
     """What is wrong, one line each."""
     failures = []
-    shapes = TINY[:1] if bench.tiny else [Shape(64, 61, 3, 3), Shape(128, 100, 2, 3), Shape(256, 128, 2, 2)]
-    repeats = 2 if bench.tiny else REPEATS
+    repeats, cases = (2, GATE[:4]) if bench.tiny else (REPEATS, GATE)
     allow_tf32 = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
-    for (kind, options), dtype, shape in itertools.product(GATE, TOLERANCES, shapes):
+    start = time.monotonic()
+    for kind, options, dtype, width in cases:
+        shape = TINY[0] if bench.tiny else Shape(width, 61, 3, 3)
         name = f"{kind} {options or ''}, {str(dtype).removeprefix('torch.')}, {shape}"
         try:
             failures += [f"{name}: {line}" for line in check(bench, kind, options, dtype, shape, repeats)]
         except Exception as error:  # a kernel that does not launch is a failure of the gate, told with its case
             failures.append(f"{name}: {type(error).__name__}: {error}")
     torch.backends.cuda.matmul.allow_tf32 = allow_tf32
-    print(f"gate: {len(failures)} failures; outputs, energies, all gradients, {repeats} repeats bit for bit")
+    print(
+        f"gate: {len(cases)} cases, {len(failures)} failures; outputs, energies and all gradients, {repeats} repeats bit "
+        f"for bit; {time.monotonic() - start:.0f} s",
+        flush=True,
+    )
     return failures
 
 
@@ -317,8 +327,9 @@ def check(bench: Bench, kind: str, options: dict, dtype: torch.dtype, shape: Sha
         for key, value in expected.items():
             scale = value.norm().clamp(min=1e-30)
             error = ((values[key].double() - value).norm() / scale).item()
-            # a sum over all positions that cancels, the step size's, is held to PyTorch's own error
-            bound = max(TOLERANCES[dtype], 2 * ((own[key].double() - value).norm() / scale).item())
+            bound = TOLERANCES[dtype]
+            if key == "step_size":  # a sum over all positions that may cancel: held to PyTorch's own error
+                bound = max(bound, 2 * ((own[key].double() - value).norm() / scale).item())
             if not error <= bound:
                 yield f"{variant}: {key} is off by {error:.1e}, and {bound:.1e} is allowed"
     plain = layer(inputs(shape, device, dtype)[0])
@@ -350,7 +361,7 @@ def results(layer: EnergyLayer, shape: Shape, device: torch.device) -> dict[str,
 
 
 def measure(bench: Bench) -> list[Measurement]:
-    torch.backends.cuda.matmul.allow_tf32 = True  # on both sides
+    torch.backends.cuda.matmul.allow_tf32 = True  # on both sides, where a side can
     bench.measure_machine()
     rates = ", ".join(f"{name} {rate / 1e12:.1f} TFLOP/s" for name, rate in bench.matmul_rates.items())
     print(f"measured: copy {bench.copy_rate / 1e9:.0f} GB/s, matrix product {rates}")
@@ -359,7 +370,7 @@ def measure(bench: Bench) -> list[Measurement]:
     for index, shape in enumerate(shapes):
         cases = [("attention", "bf16", {}), ("mlp", "bf16", {})]
         if index == 0:
-            cases += [("attention", "tf32", {}), ("mlp", "tf32", {}), ("attention", "bf16", {"diagonal": "shared"})]
+            cases += [("attention", "fp32", {}), ("mlp", "fp32", {}), ("attention", "bf16", {"diagonal": "shared"})]
         for kind, dtype, options in cases:
             if bench.left < 0:
                 print(f"the budget is used; not measured: {', '.join(map(str, shapes[index:]))}")
@@ -553,7 +564,9 @@ def print_shape(found: Sequence[Measurement]) -> None:
 
 
 def report(found: Sequence[Measurement]) -> None:
-    """The two figures with a target, where they were measured."""
+    """The figures with a target, where they were measured."""
+    if not found:
+        return
     times = {
         (m.layer, m.dtype, m.variant): m.median_ms
         for m in found

@@ -36,6 +36,7 @@ class Row:
 
     name: str
     dtype: str
+    """``bf16``, ``fp16``, or for float32 how it is multiplied: ``tf32`` or ``ieee``."""
     width: int
     architecture: str
     warps: int
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m energylab.kernels.compile_all", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--update", action="store_true", help=f"rewrite {STORED.name} from what was found")
+    parser.add_argument("--update", action="store_true", help=f"write what was found to {STORED.name}")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default %(default)s")
     parser.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains this text")
     options = parser.parse_args(arguments)
@@ -91,8 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"\n{len(rows)} kernels, {len(failures)} failures, {time.perf_counter() - start:.0f} s")
     for failure in failures:
         print(f"FAILED {failure}", file=sys.stderr)
-    if options.update and not failures and not options.only:
-        write(STORED, rows)
+    if options.update and not failures:
+        kept = [row for key, row in read(STORED).items() if options.only not in label_of(*key)] if options.only else []
+        write(STORED, [*kept, *rows])
         print(f"wrote {STORED}")
     return 1 if failures else 0
 
@@ -107,12 +109,16 @@ def cases() -> Iterable[Any]:
     return [*elementwise.compile_cases(), *interaction.compile_cases()]
 
 
+def dtype_of(case: Any) -> str:
+    return case.constants["PRECISION"] if case.dtype == "fp32" else case.dtype
+
+
 def label_of(name: str, dtype: str, width: int, architecture: str) -> str:
     return f"{name}, {dtype}, width {width}, {architecture}"
 
 
 def case_labels() -> list[str]:
-    labels = [label_of(case.name, case.dtype, case.width, case.architecture) for case in cases()]
+    labels = [label_of(case.name, dtype_of(case), case.width, case.architecture) for case in cases()]
     assert len(set(labels)) == len(labels), "two cases share a name"
     return labels
 
@@ -124,7 +130,7 @@ def _start(cache: str) -> None:
 
 def _compile_label(label: str) -> Row | str:
     """The row of a case, or why it does not compile."""
-    (case,) = (c for c in cases() if label_of(c.name, c.dtype, c.width, c.architecture) == label)
+    (case,) = (c for c in cases() if label_of(c.name, dtype_of(c), c.width, c.architecture) == label)
     try:
         return compile_case(case)
     except Exception as error:  # whatever a compiler raises
@@ -153,7 +159,7 @@ def compile_case(case: Any) -> Row:
         registers, spills = parse_ptxas(log.getvalue())
     return Row(
         name=case.name,
-        dtype=case.dtype,
+        dtype=dtype_of(case),
         width=case.width,
         architecture=case.architecture,
         warps=case.options["num_warps"],
@@ -216,9 +222,13 @@ def unordered_buffers(ttgir: str) -> list[str]:
             for name in re.findall(r"(%[\w$.-]+): !tt\.ptr", text):
                 origin[name] = name
         if "scf.for" in code or "scf.while" in code:
-            for inner, outer in re.findall(r"(%[\w$.-]+) = (%[\w$.#-]+)", code.partition("iter_args")[2]):
+            carried = re.findall(r"(%[\w$.-]+) = (%[\w$.#-]+)", code.partition("iter_args")[2])
+            result = re.match(r"(%[\w$.-]+)(:\d+)? = ", code)
+            for index, (inner, outer) in enumerate(carried):
                 if outer in origin:
                     origin[inner] = origin[outer]
+                    if result:
+                        origin[f"{result[1]}#{index}" if result[2] else result[1]] = origin[outer]
         elif (match := re.match(r"(%[\w$.-]+) = ([\w.]+) (.*)", code)) and match[2].startswith(_POINTER_OPERATIONS):
             for operand in _VALUE.findall(match[3]):
                 if operand in origin:

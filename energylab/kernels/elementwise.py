@@ -426,13 +426,13 @@ class Configuration:
 _SM_80 = {
     ("descend", "half"): {32: (64, 64, 4), 64: (64, 64, 4), 128: (32, 32, 8), 256: (16, 32, 8)},
     ("reverse", "half"): {32: (32, 64, 4), 64: (32, 64, 4), 128: (32, 32, 8), 256: (16, 32, 8)},
-    ("reduce", "half"): {32: (16, 64, 4), 64: (16, 64, 4), 128: (16, 16, 4), 256: (16, 16, 8)},
+    ("reduce", "half"): {32: (16, 64, 4), 64: (32, 64, 4), 128: (16, 32, 4), 256: (16, 16, 8)},
     ("descend", "tf32"): {32: (32, 64, 4), 64: (32, 64, 4), 128: (16, 32, 4)},
-    ("reverse", "tf32"): {32: (32, 64, 4), 64: (32, 64, 4), 128: (16, 32, 4)},
-    ("reduce", "tf32"): {32: (16, 32, 4), 64: (16, 32, 8), 128: (16, 16, 4)},
-    ("descend", "ieee"): {32: (16, 32, 4), 64: (16, 32, 4), 128: (16, 16, 4)},
-    ("reverse", "ieee"): {32: (16, 32, 4), 64: (16, 16, 4), 128: (16, 16, 4)},
-    ("reduce", "ieee"): {32: (16, 16, 4), 64: (16, 16, 4), 128: (16, 16, 4)},
+    ("reverse", "tf32"): {32: (32, 64, 4), 64: (32, 64, 4), 128: (32, 32, 8)},
+    ("reduce", "tf32"): {32: (16, 64, 4), 64: (16, 64, 4), 128: (16, 16, 4)},
+    ("descend", "ieee"): {32: (32, 32, 4), 64: (16, 32, 4), 128: (16, 16, 8)},
+    ("reverse", "ieee"): {32: (32, 32, 4), 64: (16, 16, 4), 128: (16, 16, 4)},
+    ("reduce", "ieee"): {32: (16, 32, 4), 64: (16, 16, 8), 128: (16, 16, 8, 1)},
 }
 _TABLES = {"sm_80": _SM_80, "sm_86": _SM_80, "sm_90": _SM_80, "gfx942": _SM_80}
 CONFIGURATIONS = {
@@ -483,7 +483,7 @@ def compile_cases() -> list[CompileCase]:
         if where == "sm_86":  # the same kernels as on sm_80
             continue
         for full in (True, False) if (kind, width) == ("half", 64) else (True,):
-            cases.append(_compile_case(kernel, kind, width, where, cut, "bf16" if kind == "half" else kind, full))
+            cases.append(_compile_case(kernel, kind, width, where, cut, "bf16" if kind == "half" else "fp32", full))
     cut = CONFIGURATIONS["descend", "half", 64, "sm_90"]
     return [*cases, _compile_case("descend", "half", 64, "sm_90", cut, "fp16", True)]
 
@@ -492,7 +492,6 @@ def _compile_case(
     kernel: str, kind: str, width: int, where: str, cut: Configuration, dtype: str, full: bool
 ) -> CompileCase:
     function = {"descend": _descend, "reverse": _reverse, "reduce": _reduce}[kernel]
-    operand = "fp32" if kind in ("tf32", "ieee") else dtype
     constants = {
         "D": width,
         "M": 2 * width,
@@ -518,7 +517,7 @@ def _compile_case(
         width=width,
         function=function,
         signature={
-            name: "i32" if not name.endswith("_ptr") else "*fp32" if name in wide else f"*{operand}"
+            name: "i32" if not name.endswith("_ptr") else "*fp32" if name in wide else f"*{dtype}"
             for name in function.arg_names
         },
         constants={name: value for name, value in constants.items() if name in function.arg_names},
@@ -925,6 +924,8 @@ def _backward(ctx, pull_output, pull_energy, *_):
         raise RuntimeError("elementwise_descent: a backward needs save=True")
     *tensors, states, forces = ctx.saved_tensors
     pull_output = torch.zeros_like(tensors[0]) if pull_output is None else pull_output
+    if pull_energy is not None and len(pull_energy) == 0:  # no energies were asked for
+        pull_energy = None
     values = elementwise_descent_backward(
         pull_output, pull_energy, states, forces, *tensors, ctx.activation, ctx.final, ctx.fused
     )

@@ -23,6 +23,7 @@ Shape suffixes: B sequences, N positions, H heads, K rank of a head, D width, T 
 """
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,7 @@ from energylab.kernels.common import (
     LN2,
     LOG2E,
     TRITON_DTYPES,
+    CompileCase,
     accumulator,
     architecture,
     cast,
@@ -115,13 +117,27 @@ def merge(
 
 
 @triton.jit
+def load_rotation(cos_ptr, sin_ptr, rows, N, HEAD_DIM: tl.constexpr, K: tl.constexpr, ACC: tl.constexpr):
+    """cos and signed sin of rows' angles, (BM, K). Loaded where they are used: kept, they would take registers."""
+    c = tl.arange(0, K)
+    offsets = rows[:, None] * HEAD_DIM + c[None, :]
+    mask = (rows < N)[:, None] & (c < HEAD_DIM)[None, :]
+    cos = tl.load(cos_ptr + offsets, mask=mask, other=0.0).to(ACC)
+    sin = tl.load(sin_ptr + offsets, mask=mask, other=0.0).to(ACC)
+    return cos, sin * tl.where(c < HEAD_DIM // 2, -1.0, 1.0)[None, :]
+
+
+@triton.jit
 def queries(
     z,
     query_ptr,
     turned_ptr,
-    cos,
-    sin,
+    cos_ptr,
+    sin_ptr,
+    rows,
+    N,
     ROTARY: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
     H: tl.constexpr,
     K: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -138,6 +154,7 @@ def queries(
     q = project(z, query_ptr, H, K, WHOLE, ACC, PRECISION)
     if ROTARY:
         turned = project(z, turned_ptr, H, K, WHOLE, ACC, PRECISION)
+        cos, sin = load_rotation(cos_ptr, sin_ptr, rows, N, HEAD_DIM, K, ACC)
         q = q * cos[None, :, :] + turned * sin[None, :, :]
     return cast(q, DTYPE)
 
@@ -147,9 +164,12 @@ def read_out(
     o,
     query_ptr,
     turned_ptr,
-    cos,
-    sin,
+    cos_ptr,
+    sin_ptr,
+    rows,
+    N,
     ROTARY: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
     D: tl.constexpr,
     WHOLE: tl.constexpr,
     DTYPE: tl.constexpr,
@@ -158,26 +178,12 @@ def read_out(
 ):
     """``Σ_k W_kᵀ R_iᵀ o_ik``, (BM, D)."""
     if ROTARY:
+        K: tl.constexpr = o.shape[2]
+        cos, sin = load_rotation(cos_ptr, sin_ptr, rows, N, HEAD_DIM, K, ACC)
         straight = merge(o * cos[None, :, :], query_ptr, D, WHOLE, DTYPE, ACC, PRECISION)
         return straight + merge(o * sin[None, :, :], turned_ptr, D, WHOLE, DTYPE, ACC, PRECISION)
     else:
         return merge(o, query_ptr, D, WHOLE, DTYPE, ACC, PRECISION)
-
-
-@triton.jit
-def load_rotation(
-    cos_ptr, sin_ptr, rows, N, ROTARY: tl.constexpr, HEAD_DIM: tl.constexpr, K: tl.constexpr, ACC: tl.constexpr
-):
-    """cos and signed sin of rows' angles, (BM, K); a placeholder without rotary positions."""
-    c = tl.arange(0, K)
-    if ROTARY:
-        offsets = rows[:, None] * HEAD_DIM + c[None, :]
-        mask = (rows < N)[:, None] & (c < HEAD_DIM)[None, :]
-        cos = tl.load(cos_ptr + offsets, mask=mask, other=0.0).to(ACC)
-        sin = tl.load(sin_ptr + offsets, mask=mask, other=0.0).to(ACC)
-        return cos, sin * tl.where(c < HEAD_DIM // 2, -1.0, 1.0)[None, :]
-    else:
-        return tl.zeros((1, K), ACC), tl.zeros((1, K), ACC)
 
 
 @triton.jit
@@ -210,6 +216,16 @@ def load_rows(pointer, rows, columns, N, WIDTH: tl.constexpr):
 def store_rows(pointer, value, rows, columns, N, WIDTH: tl.constexpr):
     mask = (rows < N)[:, None] & (columns < WIDTH)[None, :]
     tl.store(pointer + rows[:, None] * WIDTH + columns[None, :], value, mask=mask)
+
+
+@triton.jit
+def unknown_zero(t):
+    """0, which the compiler cannot know and must compute at each step t.
+
+    Addresses that contain it are made anew at each step. Without it they are kept from step to step, and take the registers
+    that the tiles need. A multiple of 16, so that loads stay wide.
+    """
+    return (t >> 20) * 16
 
 
 @triton.jit
@@ -384,7 +400,8 @@ def forward_kernel(
     blocks = tl.cdiv(N, BM)
     b = (tl.program_id(0) // blocks).to(tl.int64)
     block = tl.program_id(0) % blocks
-    rows = block * BM + tl.arange(0, BM)
+    first_row = block * BM
+    rows = first_row + tl.arange(0, BM)
     columns = tl.arange(0, D)
     heads = tl.arange(0, H)
     x_ptr += b * N * WIDTH
@@ -393,21 +410,25 @@ def forward_kernel(
     last = tl.minimum(N, (block + 1) * BM)  # the first key that no row here sees
     lse_mask = (heads < HEADS)[:, None] & (rows < N)[None, :]
     lse_offsets = heads[:, None] * N + rows[None, :]
-    cos, sin = load_rotation(cos_ptr, sin_ptr, rows, N, ROTARY, HEAD_DIM, K, ACC)
     x = load_rows(x_ptr, rows, columns, N, WIDTH).to(ACC)
     for t in range(begin, end):
         time = tl.cast(t, tl.int64)
+        zero = unknown_zero(t)
+        weights, turned, keys_ptr, history_ptr = query_ptr + zero, turned_ptr + zero, k_ptr + zero, u_ptr + zero
+        here = first_row + zero + tl.arange(0, BM)
+        here_mask = (heads < HEADS)[:, None] & (here < N)[None, :]
+        here_offsets = heads[:, None] * N + here[None, :]
         z = x * inverse_rms(x, WIDTH, EPSILON)[:, None]
-        q = queries(z, query_ptr, turned_ptr, cos, sin, ROTARY, H, K, WHOLE, DTYPE, ACC, PRECISION)
+        q = queries(z, weights, turned, cos_ptr, sin_ptr, here, N, ROTARY, HEAD_DIM, H, K, WHOLE, DTYPE, ACC, PRECISION)
         o = tl.zeros((H, BM, K), ACC)
         if DIAGONAL == 0:
             pivot = tl.full((H, BM), float("-inf"), ACC)
             total = tl.zeros((H, BM), ACC)
             for start in range(0, last, BN):
                 keys = start + tl.arange(0, BN)
-                k = load_heads(k_ptr, keys, N, heads, HEADS, HEAD_DIM, H, K)
+                k = load_heads(keys_ptr, keys, N, heads, HEADS, HEAD_DIM, H, K)
                 s = dot(q, tl.permute(k, (0, 2, 1)), ACC, PRECISION) * SCALE
-                s = tl.where(visible(rows, keys, N, CAUSAL)[None, :, :], s, float("-inf"))
+                s = tl.where(visible(here, keys, N, CAUSAL)[None, :, :], s, float("-inf"))
                 higher = tl.maximum(pivot, tl.max(s, 2))
                 shrink = tl.exp2(pivot - higher)
                 p = tl.exp2(s - higher[:, :, None])
@@ -416,41 +437,52 @@ def forward_kernel(
                 pivot = higher
             o = o / total[:, :, None]
             lse = pivot + tl.log2(total)
-            force = read_out(o, query_ptr, turned_ptr, cos, sin, ROTARY, D, WHOLE, DTYPE, ACC, PRECISION)
+            force = read_out(
+                o, weights, turned, cos_ptr, sin_ptr, here, N, ROTARY, HEAD_DIM, D, WHOLE, DTYPE, ACC, PRECISION
+            )
         else:
             # the heads' probabilities are added before they meet u, so each head's normaliser is needed first
             lse = log_sum_exp(
-                q, z, k_ptr, u_ptr, diagonal_ptr, rows, columns, heads, N, last,
+                q, z, keys_ptr, history_ptr, diagonal_ptr + zero, here, columns, heads, N, last,
                 SCALE, DIAGONAL, CAUSAL, WIDTH, HEADS, HEAD_DIM, K, BN, DTYPE, ACC, PRECISION,
             )  # fmt: skip
             force = tl.zeros((BM, D), ACC)
             for start in range(0, last, BN):
                 keys = start + tl.arange(0, BN)
-                k = load_heads(k_ptr, keys, N, heads, HEADS, HEAD_DIM, H, K)
-                u = load_rows(u_ptr, keys, columns, N, WIDTH)
-                s = products(q, z, k, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION)
-                see = visible(rows, keys, N, CAUSAL)[None, :, :] & (heads < HEADS)[:, None, None]
+                k = load_heads(keys_ptr, keys, N, heads, HEADS, HEAD_DIM, H, K)
+                u = load_rows(history_ptr, keys, columns, N, WIDTH)
+                s = products(
+                    q, z, k, u, diagonal_ptr + zero, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
+                )
+                see = visible(here, keys, N, CAUSAL)[None, :, :] & (heads < HEADS)[:, None, None]
                 p = tl.where(see, tl.exp2(s * SCALE - lse[:, :, None]), 0.0)
                 o += dot(cast(p, DTYPE), k, ACC, PRECISION)
                 force += diagonal_read_out(
-                    p, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
+                    p, u, diagonal_ptr + zero, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
                 )
-            force += read_out(o, query_ptr, turned_ptr, cos, sin, ROTARY, D, WHOLE, DTYPE, ACC, PRECISION)
-        tl.store(lse_ptr + (time * batch + b) * HEADS * N + lse_offsets, lse * LN2, mask=lse_mask)
+            force += read_out(
+                o, weights, turned, cos_ptr, sin_ptr, here, N, ROTARY, HEAD_DIM, D, WHOLE, DTYPE, ACC, PRECISION
+            )
+        tl.store(lse_ptr + (time * batch + b) * HEADS * N + here_offsets, lse * LN2, mask=here_mask)
         if FORCES:
-            store_rows(forces_ptr + (time * batch + b) * N * WIDTH, force, rows, columns, N, WIDTH)
+            store_rows(forces_ptr + (time * batch + b) * N * WIDTH, force, here, columns, N, WIDTH)
         step = tl.load(step_ptr + t).to(ACC)
-        x += step * precondition(force, scale_ptr, left_ptr, right_ptr, columns, D, R, P, R, DTYPE, ACC, PRECISION)
+        x += step * precondition(
+            force, scale_ptr + zero, left_ptr + zero, right_ptr + zero, columns, D, R, P, R, DTYPE, ACC, PRECISION
+        )
         if SAVE and t < saved:
-            store_rows(states_ptr + (time * batch + b) * N * WIDTH, x, rows, columns, N, WIDTH)
+            store_rows(states_ptr + (time * batch + b) * N * WIDTH, x, here, columns, N, WIDTH)
     if FINAL:
         z = x * inverse_rms(x, WIDTH, EPSILON)[:, None]
-        q = queries(z, query_ptr, turned_ptr, cos, sin, ROTARY, H, K, WHOLE, DTYPE, ACC, PRECISION)
+        q = queries(
+            z, query_ptr, turned_ptr, cos_ptr, sin_ptr, rows, N, ROTARY, HEAD_DIM, H, K, WHOLE, DTYPE, ACC, PRECISION
+        )
         lse = log_sum_exp(
             q, z, k_ptr, u_ptr, diagonal_ptr, rows, columns, heads, N, last,
             SCALE, DIAGONAL, CAUSAL, WIDTH, HEADS, HEAD_DIM, K, BN, DTYPE, ACC, PRECISION,
         )  # fmt: skip
         tl.store(lse_ptr + (tl.cast(end, tl.int64) * batch + b) * HEADS * N + lse_offsets, lse * LN2, mask=lse_mask)
+    rows = first_row + unknown_zero(end) + tl.arange(0, BM)
     store_rows(out_ptr + b * N * WIDTH, cast(x, out_ptr.dtype.element_ty), rows, columns, N, WIDTH)
 
 
@@ -507,79 +539,97 @@ def backward_rows_kernel(
     blocks = tl.cdiv(N, BM)
     b = (tl.program_id(0) // blocks).to(tl.int64)
     block = tl.program_id(0) % blocks
-    rows = block * BM + tl.arange(0, BM)
+    first_row = block * BM
+    rows = first_row + tl.arange(0, BM)
     columns = tl.arange(0, D)
     heads = tl.arange(0, H)
     u_ptr += b * N * WIDTH
     k_ptr += b * N * (HEADS * HEAD_DIM)
     last = tl.minimum(N, (block + 1) * BM)
-    lse_mask = (heads < HEADS)[:, None] & (rows < N)[None, :]
-    lse_offsets = heads[:, None] * N + rows[None, :]
     INVERSE: tl.constexpr = SCALE * LN2  # 1/τ
-    cos, sin = load_rotation(cos_ptr, sin_ptr, rows, N, ROTARY, HEAD_DIM, K, ACC)
     g = load_rows(grad_ptr + b * N * WIDTH, rows, columns, N, WIDTH).to(ACC)
-    inside = (rows < N)[:, None] & (columns < WIDTH)[None, :]
-    offsets = rows[:, None] * WIDTH + columns[None, :]
     for back in range(begin, end):
         t = begin + end - 1 - back
+        zero = unknown_zero(t)
+        weights, turned, keys_ptr, history_ptr = query_ptr + zero, turned_ptr + zero, k_ptr + zero, u_ptr + zero
+        here = first_row + zero + tl.arange(0, BM)
+        here_mask = (heads < HEADS)[:, None] & (here < N)[None, :]
+        here_offsets = heads[:, None] * N + here[None, :]
         slot = tl.cast(t, tl.int64) * batch + b
+        inside = (here < N)[:, None] & (columns < WIDTH)[None, :]
+        offsets = here[:, None] * WIDTH + columns[None, :]
         x = tl.load(h_ptr + b * N * WIDTH + offsets, mask=inside & (t == 0), other=0.0).to(ACC)
         x += tl.load(states_ptr + (slot - batch) * N * WIDTH + offsets, mask=inside & (t > 0), other=0.0).to(ACC)
         inverse = inverse_rms(x, WIDTH, EPSILON)
         z = x * inverse[:, None]
-        v = precondition(g, scale_ptr, left_ptr, right_ptr, columns, D, R, P, R, DTYPE, ACC, PRECISION)
+        v = precondition(
+            g, scale_ptr + zero, left_ptr + zero, right_ptr + zero, columns, D, R, P, R, DTYPE, ACC, PRECISION
+        )
         step = tl.load(step_ptr + t).to(ACC)
         if P > 0:
-            store_rows(pull_ptr + slot * N * WIDTH, step * g, rows, columns, N, WIDTH)
+            store_rows(pull_ptr + slot * N * WIDTH, step * g, here, columns, N, WIDTH)
         half = tl.cast(steps, tl.int64) * batch  # from the first to the second of a pair of arrays
-        store_rows(inner_ptr + slot * N * WIDTH, cast(v, DTYPE), rows, columns, N, WIDTH)
-        store_rows(inner_ptr + (half + slot) * N * WIDTH, cast(z, DTYPE), rows, columns, N, WIDTH)
-        q = queries(z, query_ptr, turned_ptr, cos, sin, ROTARY, H, K, WHOLE, DTYPE, ACC, PRECISION)
-        qv = queries(v, query_ptr, turned_ptr, cos, sin, ROTARY, H, K, WHOLE, DTYPE, ACC, PRECISION)
+        store_rows(inner_ptr + slot * N * WIDTH, cast(v, DTYPE), here, columns, N, WIDTH)
+        store_rows(inner_ptr + (half + slot) * N * WIDTH, cast(z, DTYPE), here, columns, N, WIDTH)
+        q = queries(z, weights, turned, cos_ptr, sin_ptr, here, N, ROTARY, HEAD_DIM, H, K, WHOLE, DTYPE, ACC, PRECISION)
+        qv = queries(
+            v, weights, turned, cos_ptr, sin_ptr, here, N, ROTARY, HEAD_DIM, H, K, WHOLE, DTYPE, ACC, PRECISION
+        )
         stride = N * (HEADS * HEAD_DIM)
-        store_heads(query_out_ptr + slot * stride, q, rows, N, HEADS, HEAD_DIM, H, K)
-        store_heads(query_pull_ptr + slot * stride, qv, rows, N, HEADS, HEAD_DIM, H, K)
-        lse = tl.load(lse_ptr + slot * HEADS * N + lse_offsets, mask=lse_mask, other=0.0).to(ACC) * LOG2E
-        lse_grad = tl.load(lse_grad_ptr + slot * HEADS * N + lse_offsets, mask=lse_mask, other=0.0).to(ACC)
+        store_heads(query_out_ptr + slot * stride, q, here, N, HEADS, HEAD_DIM, H, K)
+        store_heads(query_pull_ptr + slot * stride, qv, here, N, HEADS, HEAD_DIM, H, K)
+        lse = tl.load(lse_ptr + slot * HEADS * N + here_offsets, mask=here_mask, other=0.0).to(ACC) * LOG2E
+        lse_grad = tl.load(lse_grad_ptr + slot * HEADS * N + here_offsets, mask=here_mask, other=0.0).to(ACC)
         delta = tl.zeros((H, BM), ACC)
         o = tl.zeros((H, BM, K), ACC)
         c = tl.zeros((H, BM, K), ACC)
         for start in range(0, last, BN):
             keys = start + tl.arange(0, BN)
-            k = load_heads(k_ptr, keys, N, heads, HEADS, HEAD_DIM, H, K)
-            u = load_rows(u_ptr, keys, columns, N, WIDTH) if DIAGONAL > 0 else k
-            s = products(q, z, k, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION)
-            see = visible(rows, keys, N, CAUSAL)[None, :, :] & (heads < HEADS)[:, None, None]
+            k = load_heads(keys_ptr, keys, N, heads, HEADS, HEAD_DIM, H, K)
+            u = load_rows(history_ptr, keys, columns, N, WIDTH) if DIAGONAL > 0 else k
+            s = products(q, z, k, u, diagonal_ptr + zero, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION)
+            see = visible(here, keys, N, CAUSAL)[None, :, :] & (heads < HEADS)[:, None, None]
             p = tl.where(see, tl.exp2(s * SCALE - lse[:, :, None]), 0.0)
-            dp = products(qv, v, k, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION)
+            dp = products(
+                qv, v, k, u, diagonal_ptr + zero, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
+            )
             delta += tl.sum(p * dp, 2)
             o += dot(cast(p, DTYPE), k, ACC, PRECISION)
             if DIAGONAL == 0:
                 c += dot(cast(p * dp, DTYPE), k, ACC, PRECISION)
-        tl.store(delta_ptr + slot * HEADS * N + lse_offsets, delta, mask=lse_mask)
-        store_heads(outer_ptr + slot * stride, cast(o * step, DTYPE), rows, N, HEADS, HEAD_DIM, H, K)
+        tl.store(delta_ptr + slot * HEADS * N + here_offsets, delta, mask=here_mask)
+        store_heads(outer_ptr + slot * stride, cast(o * step, DTYPE), here, N, HEADS, HEAD_DIM, H, K)
         if DIAGONAL == 0:
             # one sweep: Σ_j ds k needs δ only as a factor of Σ_j p k
             c = ((c - delta[:, :, None] * o) * step + lse_grad[:, :, None] * o) * INVERSE
-            dz = read_out(c, query_ptr, turned_ptr, cos, sin, ROTARY, D, WHOLE, DTYPE, ACC, PRECISION)
+            dz = read_out(
+                c, weights, turned, cos_ptr, sin_ptr, here, N, ROTARY, HEAD_DIM, D, WHOLE, DTYPE, ACC, PRECISION
+            )
         else:
             dz = tl.zeros((BM, D), ACC)
             for start in range(0, last, BN):
                 keys = start + tl.arange(0, BN)
-                k = load_heads(k_ptr, keys, N, heads, HEADS, HEAD_DIM, H, K)
-                u = load_rows(u_ptr, keys, columns, N, WIDTH)
-                s = products(q, z, k, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION)
-                see = visible(rows, keys, N, CAUSAL)[None, :, :] & (heads < HEADS)[:, None, None]
+                k = load_heads(keys_ptr, keys, N, heads, HEADS, HEAD_DIM, H, K)
+                u = load_rows(history_ptr, keys, columns, N, WIDTH)
+                s = products(
+                    q, z, k, u, diagonal_ptr + zero, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
+                )
+                see = visible(here, keys, N, CAUSAL)[None, :, :] & (heads < HEADS)[:, None, None]
                 p = tl.where(see, tl.exp2(s * SCALE - lse[:, :, None]), 0.0)
-                dp = products(qv, v, k, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION)
+                dp = products(
+                    qv, v, k, u, diagonal_ptr + zero, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
+                )
                 ds = p * ((dp - delta[:, :, None]) * step + lse_grad[:, :, None]) * INVERSE
                 c += dot(cast(ds, DTYPE), k, ACC, PRECISION)
                 dz += diagonal_read_out(
-                    ds, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
+                    ds, u, diagonal_ptr + zero, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
                 )
-            dz += read_out(c, query_ptr, turned_ptr, cos, sin, ROTARY, D, WHOLE, DTYPE, ACC, PRECISION)
-        store_heads(outer_ptr + (half + slot) * stride, cast(c, DTYPE), rows, N, HEADS, HEAD_DIM, H, K)
+            dz += read_out(
+                c, weights, turned, cos_ptr, sin_ptr, here, N, ROTARY, HEAD_DIM, D, WHOLE, DTYPE, ACC, PRECISION
+            )
+        store_heads(outer_ptr + (half + slot) * stride, cast(c, DTYPE), here, N, HEADS, HEAD_DIM, H, K)
         g += norm_jacobian(dz, z, inverse, WIDTH)
+    rows = first_row + unknown_zero(end) + tl.arange(0, BM)
     store_rows(out_ptr + b * N * WIDTH, cast(g, out_ptr.dtype.element_ty), rows, columns, N, WIDTH)
 
 
@@ -685,7 +735,7 @@ def backward_keys_kernel(
 
 @dataclass(frozen=True)
 class Configuration:
-    """How one kernel is cut: rows and keys of a tile, warps, stages of the load pipeline, and how weights are read."""
+    """How one kernel is cut: rows and keys of a tile, warps, stages of the load pipeline, and how it multiplies."""
 
     rows: int
     keys: int
@@ -693,11 +743,34 @@ class Configuration:
     num_stages: int
     whole: bool = True
     """Whether the projections take the weights of all heads as one operand, or a head at a time."""
+    precision: str = "ieee"
+    """Of float32 products: ``ieee``, ``tf32x3`` (three products on tensor cores for one), or ``tf32``."""
 
 
-CONFIGURATIONS: dict[tuple[str, str, int, str], Configuration] = {}
 INTERPRETER_CUT = Configuration(rows=32, keys=64, num_warps=1, num_stages=1)
 """The interpreter's time is a matter of how many operations there are, not of their size."""
+
+_HALF = {
+    ("forward", 32): (16, 32, 4, 2),
+    ("forward", 64): (16, 32, 4, 2),
+    ("forward", 128): (16, 32, 8, 2),
+    ("backward_rows", 32): (16, 16, 4, 2),
+    ("backward_rows", 64): (16, 16, 4, 2),
+    ("backward_rows", 128): (16, 16, 8, 2),
+    ("backward_keys", 32): (16, 32, 4, 2),
+    ("backward_keys", 64): (16, 32, 4, 2),
+    ("backward_keys", 128): (16, 32, 8, 2),
+}
+_SINGLE = _HALF
+
+CONFIGURATIONS: dict[tuple[str, str, int, str], Configuration] = {
+    (kernel, dtype, width, where): Configuration(*cut, precision=precision)
+    for where in ("sm_80", "sm_86", "sm_90", "gfx942")
+    for table, dtypes, precision in ((_HALF, ("bfloat16", "float16"), "ieee"), (_SINGLE, ("float32",), "ieee"))
+    for (kernel, width), cut in table.items()
+    for dtype in dtypes
+}
+"""By kernel, dtype of the operands, padded width and architecture; docs/kernels.md says how they were found."""
 
 
 def configuration(kernel: str, dtype: torch.dtype, width: int, architecture: str) -> Configuration:
@@ -758,7 +831,7 @@ class Inputs:
         return torch.empty(shape, dtype=dtype or self.accumulator, device=self.h.device)
 
 
-def _constants(inputs: Inputs, precision: str) -> dict[str, Any]:
+def _constants(inputs: Inputs) -> dict[str, Any]:
     heads, head_dim, width = inputs.query_weight.shape
     rank = 0
     if inputs.left is not None:
@@ -778,12 +851,17 @@ def _constants(inputs: Inputs, precision: str) -> dict[str, Any]:
         "R": padded(rank),
         "DTYPE": TRITON_DTYPES[inputs.k.dtype],
         "ACC": TRITON_DTYPES[inputs.accumulator],
-        "PRECISION": precision,
     }
 
 
 def _tile(cut: Configuration) -> dict[str, Any]:
-    return {"BM": cut.rows, "BN": cut.keys, "num_warps": cut.num_warps, "num_stages": cut.num_stages}
+    return {
+        "BM": cut.rows,
+        "BN": cut.keys,
+        "PRECISION": cut.precision,
+        "num_warps": cut.num_warps,
+        "num_stages": cut.num_stages,
+    }
 
 
 def _pick(function: Any, constants: dict[str, Any]) -> dict[str, Any]:
@@ -795,7 +873,6 @@ def launch_forward(
     save: bool,
     forces: bool,
     fused: bool = True,
-    precision: str = "ieee",
     cut: Configuration | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """x_T, the log-sum-exps, and where asked for the states x_1 .. and the forces f_t: one launch, or T of them."""
@@ -811,7 +888,7 @@ def launch_forward(
     states = inputs.empty(saved, batch, length, width)
     force = inputs.empty(steps if forces else 0, batch, length, width)
     nothing = inputs.step_sizes  # stands for a pointer that is not followed
-    constants = _constants(inputs, precision)
+    constants = _constants(inputs)
     grid = (triton.cdiv(length, cut.rows) * batch,)
     launches = [(0, steps)] if fused else [(t, t + 1) for t in range(steps)]
     for begin, end in launches:
@@ -856,7 +933,6 @@ def launch_backward(
     states: Tensor,
     forces: Tensor,
     fused: bool = True,
-    precision: str = "ieee",
     cuts: tuple[Configuration, Configuration] | None = None,
 ) -> "Gradients":
     """Every gradient, from what the forward saved: one launch over rows (or T of them), one over keys, matrix products."""
@@ -869,7 +945,7 @@ def launch_backward(
     step_sizes = inputs.step_sizes
     if inputs.final:  # E(x_T) without a step from there
         step_sizes = torch.cat([step_sizes, step_sizes.new_zeros(1)])
-    constants = _constants(inputs, precision)
+    constants = _constants(inputs)
     nothing = step_sizes
     delta = inputs.empty(points, batch, heads, length)
     queries_out, queries_pull = (inputs.empty(points, batch, length, heads, head_dim, dtype=dtype) for _ in range(2))
@@ -1009,6 +1085,74 @@ def _padded_preconditioner(inputs: Inputs) -> list[Tensor]:
 
 def _or(tensor: Tensor | None, nothing: Tensor) -> Tensor:
     return nothing if tensor is None else tensor
+
+
+_COMPILED = {
+    "plain": {"DIAGONAL": 0, "P": 0, "ROTARY": False},
+    "shared diagonal, rotary, low-rank P": {"DIAGONAL": 1, "P": 2, "ROTARY": True},
+    "per-head diagonal, rotary, low-rank P": {"DIAGONAL": 2, "P": 2, "ROTARY": True},
+}
+"""The least and the most that a kernel may be asked to do."""
+_COMPILED_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+def compile_cases() -> Iterator[CompileCase]:
+    """Every configuration on its architecture, with the options that ask least and most of it: 4 heads (8 from width 256).
+
+    float16 has the configurations of bfloat16, whose code differs in the words for the type alone: width 64 stands for all.
+    """
+    kernels = {"forward": forward_kernel, "backward_rows": backward_rows_kernel, "backward_keys": backward_keys_kernel}
+    for (kernel, dtype, width, where), cut in CONFIGURATIONS.items():
+        if where == "sm_86" or (
+            dtype == "float16" and width != 64
+        ):  # sm_86 runs what sm_80 does, in less shared memory
+            continue
+        function, name = kernels[kernel], _COMPILED_DTYPES[dtype]
+        heads = 4 if width < 256 else 8
+        for options, chosen in _COMPILED.items():
+            group = heads if kernel != "backward_keys" or chosen["DIAGONAL"] == 1 else 1
+            tile = _tile(cut)
+            constants = {
+                "SCALE": LOG2E.value / (width // heads) ** 0.5,
+                "WIDTH": width,
+                "HEADS": heads,
+                "HEAD_DIM": width // heads,
+                "CAUSAL": True,
+                "FINAL": True,
+                "SAVE": True,
+                "FORCES": chosen["P"] > 0,
+                "GROUP": group,
+                "D": width,
+                "H": triton.next_power_of_2(group),
+                "K": padded(width // heads),
+                "R": 16,
+                "WHOLE": cut.whole,
+                "DTYPE": TRITON_DTYPES[getattr(torch, dtype)],
+                "ACC": tl.float32,
+                **chosen,
+                **tile,
+            }
+            yield CompileCase(
+                name=f"interaction {kernel}, {options}",
+                architecture=where,
+                dtype=name,
+                width=width,
+                function=function,
+                signature={a: _type_of(a, name) for a in function.arg_names if a not in constants},
+                constants=_pick(function, constants),
+                options={key: tile[key] for key in ("num_warps", "num_stages")},
+            )
+
+
+_OPERANDS = ("x", "h", "out", "grad", "u", "k", "query", "turned", "diagonal", "left", "right")
+_STORED = ("query_out", "query_pull", "inner", "outer", "key_grad")
+
+
+def _type_of(argument: str, dtype: str) -> str:
+    """Of a kernel's argument, in Triton's words."""
+    if not argument.endswith("_ptr"):
+        return "i32"
+    return f"*{dtype}" if argument.removesuffix("_ptr") in (*_OPERANDS, *_STORED) else "*fp32"
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -138,7 +138,8 @@ def _conditions(table: pd.DataFrame) -> str:
     bottoms = table.loc[table["at"] == "bottom"]
     words = []
     for layer, rows in bottoms.groupby("layer", sort=False):
-        text = f"{str(layer).replace('mlp', 'MLP')} {rows['condition'].median():.3g}"
+        known = rows["condition"].median()
+        text = f"{str(layer).replace('mlp', 'MLP')} {'unknown' if np.isnan(known) else f'{known:.3g}'}"
         kind = rows["preconditioner"].iloc[0]
         if kind == "positive definite":
             text += f" ({rows['preconditioned_condition'].median():.3g} with $P$)"

@@ -58,30 +58,24 @@ def errors_table(runs: Sequence[Tested], study: str) -> pd.DataFrame:
         return pd.DataFrame(columns=[*_COLUMNS, *COSTS]).astype({"T": "Int64"})
     rows = np.repeat(np.arange(len(runs)), [run.evaluation.num_rows for run in runs])
     evaluation = pa.concat_tables([run.evaluation for run in runs], promote_options="permissive").to_pandas()
-    columns: dict[str, Any] = {
+    of_run = {
         "study": pd.Series([study] * len(runs), dtype="str"),
         "run": pd.Series([run.run for run in runs], dtype="str"),
         "variant": pd.Series([run.variant for run in runs], dtype="str"),
         "T": pd.Series(pd.array([run.recursions for run in runs], dtype="Int64")),
         "seed": pd.Series([run.seed for run in runs], dtype="int64"),
-        **{name: evaluation[name] for name in evaluation},
         **{key: _column([run.costs[key] for run in runs]) for key in COSTS},
     }
     first = runs[0].settings
     for key in first:
         values = [run.settings[key] for run in runs]
         if any(value != first[key] for value in values):
-            columns[key] = _column(
+            of_run[key] = _column(
                 [", ".join(map(str, value)) if isinstance(value, list) else value for value in values]
             )
-    of_a_run = [name for name in columns if name not in evaluation]
-    table = pd.DataFrame(
-        {
-            name: columns[name].take(rows).reset_index(drop=True) if name in of_a_run else columns[name]
-            for name in columns
-        }
-    )
-    return table[[*_COLUMNS, *(key for key in table if key not in _COLUMNS)]]
+    names = dict.fromkeys([*_COLUMNS, *evaluation, *of_run])
+    labels = pd.DataFrame(of_run).take(rows).reset_index(drop=True)
+    return pd.concat([labels, evaluation], axis=1)[list(names)]
 
 
 def _column(values: list[Any]) -> pd.Series:

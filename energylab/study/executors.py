@@ -24,11 +24,13 @@ from typing import final
 import torch
 
 from energylab.study.config import RunConfig
-from energylab.study.run import Code, Outcome, Update, execute, threads, write_progress
+from energylab.study.run import Outcome, Update, execute, threads, write_progress
+from energylab.study.version import Code
 from energylab.training import resolve_device
 
 Report = Callable[[Update | Outcome], None]
 Said = tuple[str, str, Code, float | None, bool]
+"""A task as plain values, for another process: config, directory, code, time limit, reuse."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +45,7 @@ class Task:
     """Whether the directory is in a folder of studies, whose finished runs may have done the training already."""
 
     def say(self, code: Code) -> Said:
-        """The task as plain values, for another process: it trains what config.json will say, and needs no class that
-        a study file defines."""
+        """The task for another process: it trains what config.json will say, and needs no class of a study file."""
         return json.dumps(self.config.to_dict()), str(self.directory.resolve()), code, self.time_limit, self.reuse
 
 
@@ -91,17 +92,7 @@ class InProcess(Executor):
                 if stop():
                     return
                 report(Update(run=task.config.name, phase="training", step=0))
-                report(
-                    execute(
-                        task.config,
-                        task.directory,
-                        code=code,
-                        report=report,
-                        should_stop=stop,
-                        time_limit=task.time_limit,
-                        reuse=task.reuse,
-                    )
-                )
+                report(execute_said(task.say(code), report, stop))
 
 
 @final

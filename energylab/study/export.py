@@ -14,7 +14,6 @@ from energylab.study.files import (
     EVALUATION,
     LEARNING,
     METRICS,
-    SNAPSHOTS,
     STUDY,
     TEST_TIME,
     WEIGHTS,
@@ -100,7 +99,7 @@ def export_study(folder: Path, output: Path, weights: Weights = "one") -> Export
 
 def _export_run(source: Path, target: Path, provenance: Mapping[str, Any], whole: bool) -> bool:
     """Whether anything was copied: False if `target` already holds the same files."""
-    weights = [name for name in (WEIGHTS, SNAPSHOTS) if whole and name in provenance["files"]]
+    weights = [WEIGHTS] if whole else []  # and no snapshots: each is as large as the weights
     tables = [name for name in (METRICS, EVALUATION, DESCENT, TEST_TIME, LEARNING) if name in provenance["files"]]
     contents = {name: read_checked(source, provenance, name) for name in (CONFIG, *weights)}
     # written anew, so that those of an older version become as small

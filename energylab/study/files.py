@@ -173,6 +173,8 @@ def read_provenance(directory: Path) -> dict[str, Any] | None:
         for name, entry in files.items()
     ):
         raise Damaged(directory, f"{PROVENANCE} has no list of the run's files")
+    if data.get("run", directory.name) != directory.name:  # older ones do not say
+        raise Damaged(directory, f"{PROVENANCE} belongs to {data['run']}")
     if not all(isinstance(data.get(key), int | float) for key in COSTS):
         raise Damaged(directory, f"{PROVENANCE} lacks one of {', '.join(COSTS)}")
     return data

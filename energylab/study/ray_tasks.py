@@ -17,7 +17,8 @@ from typing import Any, final
 from energylab.study import store
 from energylab.study.claim import STALE_AFTER, living_owner
 from energylab.study.executors import Executor, Report, Said, Task, execute_said, usable_cores
-from energylab.study.run import Code, Outcome, Update, threads, write_progress
+from energylab.study.run import Outcome, Update, threads, write_progress
+from energylab.study.version import Code
 
 RETRIES = 3
 """How often a run is started again after its worker or its machine was lost."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
-import matplotlib
 import pandas as pd
 
 from energylab.analysis.evaluation import pool
@@ -72,10 +71,7 @@ def report(results: StudyResults, folder: Path, figures: Mapping[str, Drawing]) 
         errors=_one_condition(_errors(errors)),
         differences=_one_condition(_differences(errors)),
         descent=_descent(results.descent),
-        figures={
-            name: {"wide": _image(drawn.wide, f"{name} wide"), "narrow": _image(drawn.narrow, f"{name} narrow")}
-            for name, drawn in figures.items()
-        },
+        figures={name: {"wide": _image(drawn.wide), "narrow": _image(drawn.narrow)} for name, drawn in figures.items()},
         provenance=_provenance(folder, runs),
         words=WORDS,
     )
@@ -216,11 +212,10 @@ def _provenance(folder: Path, runs: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _image(figure: "Figure", name: str) -> str:
+def _image(figure: "Figure") -> str:
     """The figure as a data URI: an image of its own, so that the ids in two figures do not meet."""
     buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": name}):  # else the ids, and with them the file, differ each time
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
     return f"data:image/svg+xml;base64,{base64.b64encode(buffer.getvalue().encode()).decode()}"
 
 

@@ -281,6 +281,7 @@ class _Run:
             store.write_weights(directory / store.SNAPSHOTS, self.learning.snapshots)
         (directory / store.PREVIOUS_STATE).unlink(missing_ok=True)
         facts = {
+            "run": config.name,
             "exit_reason": f"trained all {trainer.step} steps",
             "energylab": dataclasses.asdict(self.code),
             "versions": _versions(),

@@ -49,7 +49,7 @@ def status(folder: Path, code: Code) -> Status:
         names = list(check_study(folder).get("runs", []))
     except Damaged as error:
         names, damage = [], f"{error.reason}; the runs are those that are found, `energylab run` writes it again"
-    names += [name for name in (path.name for path in run_directories(folder)) if name not in set(names)]
+    names = list(dict.fromkeys([*names, *(path.name for path in run_directories(folder))]))
     index = Index(folder)
     runs = []
     for name in names:
@@ -86,7 +86,8 @@ def _examine(directory: Path) -> tuple[Standing, dict[str, Any] | None]:
     except Damaged as error:
         complaint = error.reason
     step, loss = progress.get("step"), progress.get("loss")
-    step, loss = step if isinstance(step, int) else 0, loss if isinstance(loss, int | float) else None
+    step = step if isinstance(step, int) else 0
+    loss = loss if isinstance(loss, int | float) else None
     state, sentence = str(progress.get("state", "waiting")), str(progress.get("sentence", ""))
     try:
         found = store.find_run(directory)

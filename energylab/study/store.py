@@ -281,15 +281,18 @@ def load_results(folder: str | os.PathLike[str]) -> pd.DataFrame:
     return errors_table(runs, _study_name(folder))
 
 
-def load_study(folder: str | os.PathLike[str], runs: Sequence[str] | None = None) -> StudyResults:
+def load_study(
+    folder: str | os.PathLike[str], runs: Sequence[str] | None = None, varies: Sequence[str] = ()
+) -> StudyResults:
     """The tables of a study's finished runs, for figures; `runs` chooses some by name.
 
-    Raises ValueError where runs of one (variant, T) differ in another setting than the seed, naming the setting.
+    Raises ValueError where runs of one (variant, T) differ in another setting than the seed and those that `varies` names,
+    naming the setting.
     """
     folder = Path(folder)
     loaded = _finished_runs(folder, runs)
     name = _study_name(folder)
-    if mixed := mixed_settings([config for _, config, _ in loaded]):
+    if mixed := mixed_settings([config for _, config, _ in loaded], varies):
         raise ValueError(f"{folder}: {mixed}")
     return StudyResults(
         name=name,
@@ -345,7 +348,8 @@ def load_run(path: str | os.PathLike[str], step: int | None = None) -> RunResult
 def _snapshot(directory: Path, provenance: Mapping[str, Any], step: int) -> dict[str, torch.Tensor]:
     """The weights that a run had after so many training steps."""
     if SNAPSHOTS not in provenance["files"]:
-        raise ValueError(f"step: {directory} keeps no snapshots; train with TrainingConfig(snapshots=...) to have some")
+        made = "are made by TrainingConfig(snapshots=...), and not exported"
+        raise ValueError(f"step: expected a run with snapshots, which {made}; got {directory}, which has none")
     tensors = safetensors.torch.load(read_checked(directory, provenance, SNAPSHOTS))
     steps = sorted({int(name.partition("/")[0]) for name in tensors})
     if step not in steps:
@@ -353,13 +357,15 @@ def _snapshot(directory: Path, provenance: Mapping[str, Any], step: int) -> dict
     return {name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{step}/")}
 
 
-def mixed_settings(configs: Iterable[RunConfig]) -> str:
-    """A sentence that names a setting, other than the seed, in which runs of one (variant, T) differ; else empty."""
+def mixed_settings(configs: Iterable[RunConfig], varies: Sequence[str] = ()) -> str:
+    """A sentence that names a setting, other than the seed and `varies`, in which runs of one (variant, T) differ; else
+    empty.
+    """
     first: dict[tuple[str, int | None], dict[str, Any]] = {}
     for config in configs:
         known = first.setdefault((config.variant, config.recursions), config.flat())
         for key, value in config.flat().items():
-            if known[key] != value:
+            if known[key] != value and key not in varies:
                 depth = "" if config.recursions is None else f", T = {config.recursions}"
                 return (
                     f"{key}: expected one value for all runs of {config.variant}{depth} that share a curve, "

@@ -166,8 +166,8 @@ def test_what_lanczos_does_not_find_is_said(monkeypatch):
     assert math.isnan(found.largest)
     assert math.isnan(found.condition)
     assert found.problem.startswith("eigenvalues: Lanczos did not find the LA 1 of 599 dimensions")
-    with pytest.raises(NotFound, match="Lanczos did not find the LM 2 of 599"):
-        eigenpairs(lambda v: riemannian_hessian(energy, z[None, None])(v[None])[0], z[None], 2, "LM")
+    with pytest.raises(NotFound, match="Lanczos did not find the LA 2 of 599"):
+        eigenpairs(lambda v: -riemannian_hessian(energy, z[None, None])(v[None])[0], z[None], 2, "LA")
 
 
 def test_an_indefinite_preconditioner_has_no_condition_number():

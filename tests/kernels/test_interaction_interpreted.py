@@ -70,12 +70,12 @@ def make_layers(row: dict) -> tuple[CEMAttention, CEMAttention]:
 @pytest.fixture
 def place(monkeypatch):
     """Tiles as a row of options says, and every tensor that a kernel sees between bands of NaN."""
+    operator = interaction.interaction_descent
 
     def place(row: dict) -> None:
         rows, keys = row["cut"]
         cut = Configuration(rows=rows, keys=keys, num_warps=1, num_stages=1, whole=row["whole"])
         monkeypatch.setattr(interaction, "configuration", lambda *key: cut)
-        operator = interaction.interaction_descent
         monkeypatch.setattr(
             interaction,
             "interaction_descent",
@@ -129,3 +129,79 @@ def test_outputs_and_gradients(row, place):
     bound = TOLERANCES[row["dtype"]]
     print(found)
     assert max(found.values()) <= bound, found
+
+
+SMALL = BASE | {
+    "length": 5,
+    "diagonal": "shared",
+    "rotary": True,
+    "preconditioner": "diagonal_low_rank",
+    "cut": (16, 16),
+}
+
+
+@pytest.mark.parametrize("row", [SMALL, SMALL | {"diagonal": "none", "final": False}], ids=["all", "plain"])
+def test_gradcheck(row, place):
+    place(row)
+    layer, _ = make_layers(row)
+    names, parameters = zip(*layer.named_parameters(), strict=True)
+    h = torch.randn(1, 3, row["width"], dtype=torch.float64, requires_grad=True)
+
+    def function(h, *values):
+        values = {f"layer.{name}": value for name, value in zip(names, values, strict=True)}
+        return torch.func.functional_call(WithEnergy(layer), values, (h,))
+
+    assert torch.autograd.gradcheck(function, (h, *parameters), fast_mode=True)
+
+
+class WithEnergy(torch.nn.Module):
+    def __init__(self, layer: CEMAttention):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, h):
+        return self.layer.with_energy(h)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bit_for_bit(dtype, place):
+    """Again, one launch a step, a trace, and with the future changed: the same numbers."""
+    row = SMALL | {"dtype": dtype, "length": 20}
+    place(row)
+    layer, _ = make_layers(row)
+    first = results(layer, row)
+    again = results(layer, row)
+    place(row | {"fused": False})
+    stepwise = results(layer, row)
+    for name, value in first.items():
+        assert torch.equal(value, again[name]), name
+        assert torch.equal(value, stepwise[name]), name
+    with torch.no_grad():
+        h = torch.randn(2, 20, row["width"]).to(dtype)
+        output, energy = layer.with_energy(h)
+        assert torch.equal(layer(h), output)
+        trace = layer.trace(h)
+        assert torch.equal(trace.states[-1], output)
+        assert torch.equal(trace.states[0], h)
+        assert torch.equal(trace.energy, energy)
+        changed = h.clone()
+        changed[:, 11] += 1
+        output_changed, energy_changed = layer.with_energy(changed)
+        assert torch.equal(output[:, :11], output_changed[:, :11])
+        assert torch.equal(energy[:, :, :11], energy_changed[:, :, :11])
+        assert not torch.equal(output[:, 11:], output_changed[:, 11:])
+
+
+def test_autocast_multiplies_in_bfloat16(place):
+    row = SMALL | {"dtype": torch.float32}
+    place(row)
+    layer, reference = make_layers(row)
+    h = torch.randn(2, 5, row["width"], requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = layer(h)
+    assert output.dtype == torch.float32
+    error = ((output - reference(h.double())).norm() / output.norm()).item()
+    assert 1e-5 < error < 2e-2
+    (gradient,) = torch.autograd.grad(output.square().sum(), h)
+    (expected,) = torch.autograd.grad(reference(h.double()).square().sum(), h)
+    assert ((gradient - expected).norm() / expected.norm()).item() < 2e-2

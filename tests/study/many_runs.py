@@ -40,7 +40,7 @@ def copies(source: Path, folder: Path, seeds: Iterable[int]) -> list[str]:
         contents[CONFIG] = json.dumps({"schema": SCHEMA, **other.to_dict()}).encode()
         contents[EVALUATION] = parquet(evaluation.assign(seed=seed, excess_mse=evaluation["excess_mse"] + seed))
         files = {name: checksum(content) for name, content in contents.items()}
-        contents[PROVENANCE] = sealed({**facts, "files": files})
+        contents[PROVENANCE] = sealed({**facts, "run": other.name, "files": files})
         contents[PROGRESS] = sealed({**progress, "run": other.name})
         directory = folder / other.name
         directory.mkdir(parents=True)

@@ -93,11 +93,12 @@ def rage(folder: Path, runs: int, steps: int, kills: int, seed: int, workers: in
             storm.starts += 1
         if storm.kills == kills:
             listen(process)
+            process = None
             look()
             continue
         owners = wait_for_training(process, results)
         time.sleep(chance.uniform(0, 1.5))
-        kind = chance.choice(["everything", "the command", "a worker"])
+        kind = chance.choices(["everything", "the command", "a worker"], weights=[2, 1, 2])[0]
         victims = {run: pid for run, pid in owners.items() if kind != "the command"}
         if kind == "a worker" and victims:
             run = chance.choice(sorted(victims))

@@ -1,6 +1,8 @@
 """The index of checked runs: quick, never believed too much, and no loss when it is gone."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -108,3 +110,9 @@ def test_a_small_study_has_no_index(finished: Path, monkeypatch) -> None:
     load_results(finished)
     status(finished, CODE)
     assert not (finished / ".index").exists()
+
+
+def test_a_listing_from_the_index_waits_for_no_library() -> None:
+    code = "import sys, energylab.cli, energylab.study.status; print({'torch', 'pandas', 'pyarrow'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
