@@ -40,7 +40,16 @@ def results_of(study: Callable, models: Callable) -> Callable:
 def test_every_figure_file_is_tested(figure_file: Callable) -> None:
     from conftest import FIGURES
 
-    tested = {*NAMES, "error_vs_context", "error_vs_recursions", "energy_descent", "landscape", "learning", "learning_rate", "claims"}
+    tested = {
+        *NAMES,
+        "error_vs_context",
+        "error_vs_recursions",
+        "energy_descent",
+        "landscape",
+        "learning",
+        "learning_rate",
+        "claims",
+    }
     assert {path.stem for path in FIGURES.glob("*.py")} <= tested
 
 
