@@ -37,22 +37,6 @@ def results_of(study: Callable, models: Callable) -> Callable:
     return make
 
 
-def test_every_figure_file_is_tested(figure_file: Callable) -> None:
-    from conftest import FIGURES
-
-    tested = {
-        *NAMES,
-        "error_vs_context",
-        "error_vs_recursions",
-        "energy_descent",
-        "landscape",
-        "learning",
-        "learning_rate",
-        "claims",
-    }
-    assert {path.stem for path in FIGURES.glob("*.py")} <= tested
-
-
 @pytest.mark.parametrize(("name", "venue", "seeds"), PAGES)
 def test_nothing_is_clipped_or_overlaps(
     name: str, venue: str, seeds: int, results_of: Callable, figure_file: Callable, monkeypatch
