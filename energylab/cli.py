@@ -443,15 +443,14 @@ Example:
         (need, free): project.results_for_figures(need, options.results, options.study is not None, free)
         for need, free in dict.fromkeys((need, varies[name]) for name, needs in needed.items() for need in needs)
     }
-    complete = True
+    missing = {need: source for (need, _), source in sources.items() if isinstance(source, str)}
     for name, module in modules.items():
         found = {need: sources[need, varies[name]] for need in needed[name]}
-        missing = {need: source for need, source in found.items() if isinstance(source, str)}
         present = [source for source in found.values() if not isinstance(source, str)]
-        drawn = present and (not missing or getattr(module, "PARTIAL", False))
-        for need, sentence in missing.items():
-            print(f"{name}: {f'drawn without {need}' if drawn else 'not drawn'}: {sentence}", file=sys.stderr)
-            complete = False
+        drawn = present and (len(present) == len(found) or getattr(module, "PARTIAL", False))
+        if lacking := ", ".join(need for need, source in found.items() if isinstance(source, str)):
+            said = f"drawn without {lacking}" if drawn else f"not drawn, needs {lacking}"
+            print(f"{name}: {said}", file=sys.stderr)
         if not drawn:
             continue
         results = project.together(present)
@@ -471,7 +470,9 @@ Example:
             save_table(table, folder / name, name)
             kinds = ".pdf, .png, .tex and .csv"
         print(f"{name}: {folder / name}{kinds}, from {results.source}", flush=True)
-    return 0 if complete else 1
+    for need, sentence in missing.items():
+        print(f"{need}: {sentence}", file=sys.stderr)
+    return 1 if missing else 0
 
 
 def _figure_folder(options: FigureOptions, needs: Sequence[str], study: str) -> Path:

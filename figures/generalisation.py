@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from energylab.analysis.evaluation import pool
 from energylab.analysis.statistics import over_seeds
@@ -84,9 +83,7 @@ def draw(results: StudyResults) -> Figure:
         axes.set_xscale("log")
         shown = [*errors["excess_mse"], *known["prior_excess"]]
         axes.set_xlim(0.75 * min(shown), 1.35 * max(shown))
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        plots.plain_log_ticks(axes.xaxis)
         axes.set_xlabel("excess MSE (units of $y^2$)")
         axes.set_title("Excess over each condition’s own floor")
         note = plots.seeds_note(counts, "Bars").replace(", each seed thin", "")

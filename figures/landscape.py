@@ -49,8 +49,8 @@ def table(results: StudyResults) -> DataFrame:
                     "model": name.replace("$", "").replace("=", " = "),
                     "step": int(step),
                     "E - E0": energy,
-                    "of the way down (%)": 100 * energy / depth,
-                    "turned (degrees)": float(turn),
+                    "of the way down (%)": abs(100 * energy / depth),
+                    "turned (degrees)": round(float(turn), 6),
                     "best multiple of the next step": multiple,
                 }
             )

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter
 
 from energylab.analysis.statistics import over_seeds
 from energylab.plotting import plots, tables
@@ -40,9 +40,7 @@ def draw(results: StudyResults) -> Figure:
                     middle.index, middle, color=one.colour, linestyle=one.style.line, linewidth=0.9, label=one.label
                 )
             axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.yaxis.set_minor_formatter(NullFormatter())
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            plots.plain_log_ticks(axes.yaxis)
             plots.whole_number_axis(axes, int(np.max(training["step"])), "training step")
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
             axes.set_ylabel(label)

@@ -23,6 +23,7 @@ PARTIAL = True
 
 
 def draw(results: StudyResults) -> Figure:
+    results, left_out = plots.equally_trained(results)
     runs = plots.excess_by_run(results)
     excess = plots.series(_main(runs))
     descent = _main(results.descent)
@@ -31,7 +32,7 @@ def draw(results: StudyResults) -> Figure:
         raise ValueError(f"{results.name}: expected runs with recursions of the study recursion, got none")
     last = int(max(descent["block"]))
     with style():
-        columns = plots.columns_that_fit(3, narrowest=1.9)
+        columns = 3 if plots.columns_that_fit(3, narrowest=1.8) == 3 else 1
         figure, panels = plots.new_figure(3 // columns, columns, height=2.0)
         level, energy, cost = panels.flat
         summaries, cut = plots.excess_against_recursions(level, excess)
@@ -46,7 +47,9 @@ def draw(results: StudyResults) -> Figure:
             "Excess MSE averaged over $k$. (b) medians over query tokens, band: interquartile range. (c) a point a "
             "model, grey without recursion; line: no other is better at that size or less."
         )
-        plots.finish(figure, f"{what} {plots.seeds_note(counts, 'Bars and band of (a)', cut=cut)}", results.note)
+        plots.finish(
+            figure, f"{what} {plots.seeds_note(counts, 'Bars and band of (a)', cut=cut)}", left_out, results.note
+        )
     return figure
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from energylab.analysis.statistics import over_seeds
 from energylab.plotting import plots, tables
@@ -44,9 +43,7 @@ def draw(results: StudyResults) -> Figure:
         error.set_yscale("log")
         low, high = tested["excess_mse"].min(), tested["excess_mse"].max()
         error.set_ylim(0.75 * low, 1.35 * high)
-        error.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        error.yaxis.set_minor_formatter(NullFormatter())
-        error.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        plots.plain_log_ticks(error.yaxis)
         error.set_ylabel("excess MSE (units of $y^2$)")
         error.set_title("Error at test time")
         error.plot([], [], linestyle="", marker="o", markerfacecolor="none", color=INK, label="as trained")

@@ -49,7 +49,7 @@ def draw(results: StudyResults) -> Figure:
         level.set_yscale("log")
         low, high = curves["excess_loss"].min(), curves["excess_loss"].max()
         level.set_ylim(0.8 * low, 1.25 * high)
-        level.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        plots.plain_log_ticks(level.yaxis)
         level.set_title("Excess over the Bayes floor")
         level.set_ylabel("excess MSE (units of $y^2$)")
         cut = False
@@ -65,8 +65,8 @@ def draw(results: StudyResults) -> Figure:
                 )
                 changes.append(plots.mean_line(gain, replace(one, rows=pairs), "step", "difference"))
                 kept.append(pairs)
-            # the first windows, where models are far apart, would leave no room for the rest
-            late = pd.concat(kept)[lambda frame: frame["step"] > 3 * window]
+            # the first quarter, where models are far apart, would leave no room for the rest
+            late = pd.concat(kept)[lambda frame: frame["step"] > 0.25 * frame["step"].max()]
             cut = plots.show_range(gain, [0.0, *late["difference"]], changes, stretch=0.3)
             gain.set_title(f"Paired difference to $T={baseline.recursions}$")
             gain.set_ylabel("difference (units of $y^2$)")

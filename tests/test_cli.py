@@ -173,11 +173,11 @@ def test_a_partial_figure_draws_what_is_there_and_names_what_is_not(project: Pat
     assert energylab("figures") == 1
     said = capsys.readouterr()
     assert said.out == ""
-    assert "error: not drawn: 0 of 2 runs are finished in runs/other" in said.err
+    assert re.match(r"error: not drawn, needs other\nother: 0 of 2 runs are finished in runs/other \(", said.err)
     (project / "figures/error.py").write_text(f"{text}\nPARTIAL = True\n")
     assert energylab("figures") == 1
     said = capsys.readouterr()
-    assert "error: drawn without other: 0 of 2 runs are finished in runs/other" in said.err
+    assert re.match(r"error: drawn without other\nother: 0 of 2 runs are finished in runs/other \(", said.err)
     assert "make them with: energylab run other" in said.err
     assert "error: runs/figures/error.pdf and .png, from runs/tiny" in said.out
 

@@ -21,8 +21,8 @@ from energylab.plotting.style import INK, NEUTRAL, VenueFigure, recursion_colour
 if TYPE_CHECKING:
     from energylab.study import StudyResults
 
-ONE_LINE, TWO_LINES = 0.18, 0.27
-"""Inches that a row takes."""
+ONE_LINE, TWO_LINES = 1.65, 3.2
+"""What a row takes, in heights of its text."""
 
 
 def draw_comparison(
@@ -41,7 +41,7 @@ def draw_comparison(
         wide = venue.width > 4.5
         names = _names(models, runs, 60 if venue.width > 6 else 26)
         row = TWO_LINES if any("\n" in name for name in names) else ONE_LINE
-        height = row * (len(models) + 1) + 0.55
+        height = row * venue.small / 72 * (len(models) + 1) + 0.55
         figure, panels = plots.new_figure(*((1, 2) if wide else (2, 1)), height=height)
         level, gain = panels.flat
         summaries = [_rows(level, runs, "excess_mse", models)]
@@ -49,7 +49,7 @@ def draw_comparison(
         level.set_xlabel("excess MSE (units of $y^2$)")
         level.set_title("Excess MSE")
         gain.axvline(0, color=INK, linewidth=0.6, zorder=0.5)
-        if len(runs) > len(runs.merge(pd.DataFrame([reference]))):
+        if not _matches(runs, reference).all():
             pairs = paired_differences(runs, "excess_mse", reference, on)
             changes = _rows(gain, pairs, "difference", models)
             _mark_reference(gain, models, pairs)
@@ -82,13 +82,18 @@ def comparison_table(
 
 def _present(reference: Mapping[str, Any], runs: pd.DataFrame) -> dict[str, Any]:
     found = {name: value for name, value in reference.items() if name in runs}
-    chosen = pd.Series(True, index=runs.index)
-    for column, value in found.items():
-        chosen &= runs[column].eq(value).fillna(False).astype(bool)
-    if chosen.any():
+    if _matches(runs, found).any():
         return found
     first = runs.iloc[0]
     return {name: first[name] for name in reference}
+
+
+def _matches(runs: pd.DataFrame, reference: Mapping[str, Any]) -> pd.Series:
+    same = [
+        runs[column].isna() if pd.isna(value) else runs[column].eq(value).fillna(False).astype(bool)
+        for column, value in reference.items()
+    ]
+    return np.logical_and.reduce(same)
 
 
 def _name(reference: Mapping[str, Any]) -> str:

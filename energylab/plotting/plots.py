@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.axis import Axis
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from energylab.analysis.statistics import over_seeds
 from energylab.plotting.style import INK, NEUTRAL, VariantStyle, VenueFigure, recursion_colour, style, variant_styles
@@ -260,6 +261,21 @@ def excess_by_run(results: StudyResults) -> pd.DataFrame:
     return means.drop_duplicates("run", ignore_index=True)
 
 
+def equally_trained(results: StudyResults) -> tuple[StudyResults, str]:
+    """The results of those studies that trained for as many steps as the first, and a sentence that names the others.
+
+    Errors after trainings of different length do not belong in one panel.
+    """
+    steps = results.training.groupby("study", sort=False)["step"].max()
+    first = results.errors["study"].iloc[0] if len(results.errors) else None
+    others = [study for study in steps.index if first in steps.index and steps[study] != steps[first]]
+    if not others:
+        return results, ""
+    errors = results.errors[~results.errors["study"].isin(others)]
+    named = ", ".join(f"{study} ({steps[study]:,} steps)" for study in others)
+    return replace(results, errors=errors), f"Left out, since trained for another time: {named}."
+
+
 # --- axes -----------------------------------------------------------------------------------------------------------
 
 
@@ -292,6 +308,13 @@ def show_range(
 def _finite(values: Iterable[float]) -> np.ndarray:
     array = np.asarray(list(values), dtype=np.float64)
     return array[np.isfinite(array)]
+
+
+def plain_log_ticks(axis: Axis, within: Sequence[float] = (1, 2, 5)) -> None:
+    """Ticks at these multiples of powers of ten, written as plain numbers; small ones between them without."""
+    axis.set_major_locator(LogLocator(subs=within, numticks=20))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def recursion_axis(axes: Axes, recursions: Iterable[int]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import NullLocator
 
 from energylab.analysis.statistics import over_seeds
 from energylab.plotting import plots, tables
@@ -22,6 +22,7 @@ MARKERS = ("o", "^", "D", "v", "P", "X", "h", "<", ">", "s")
 
 def draw_tradeoff(results: StudyResults, cost: str) -> VenueFigure:
     """`cost` is a column of `excess_by_run`: parameters or flops."""
+    results, left_out = plots.equally_trained(results)
     points = tradeoff_points(results, cost)
     with style() as venue:
         figure, panels = plots.new_figure(1, 1, height=min(0.62 * venue.width, 3.4))
@@ -34,18 +35,19 @@ def draw_tradeoff(results: StudyResults, cost: str) -> VenueFigure:
             "A point a model, excess MSE averaged over $k$. Line and numbers: no other model here is better at that "
             "cost or less."
         )
-        plots.finish(figure, f"{what} {note}", results.note)
+        plots.finish(figure, f"{what} {note}", left_out, results.note)
     return figure
 
 
 def tradeoff_table(results: StudyResults, cost: str) -> pd.DataFrame:
     """The numbers of `draw_tradeoff`, cheapest first, and whether each model is on the line."""
+    results, left_out = plots.equally_trained(results)
     runs = plots.excess_by_run(results)
     name = {"parameters": "parameters", "flops": "TFLOP"}[cost]
     table = tables.excess_table(runs).sort_values([name, "excess MSE"], ignore_index=True)
     table["on the front"] = np.where(_front(table[name], table["excess MSE"]), "yes", "")
     what = "Excess MSE and cost of every model; on the front where none is better at that cost or less."
-    return tables.captioned(table, what, results)
+    return tables.captioned(table, f"{what} {left_out}".strip(), results)
 
 
 def tradeoff_points(results: StudyResults, cost: str) -> pd.DataFrame:
@@ -84,9 +86,8 @@ def tradeoff(axes: Axes, points: pd.DataFrame, cost: str, *, by_study: bool = Tr
     for axis in (axes.xaxis, axes.yaxis):
         start, end = axis.get_view_interval()
         within = (1, 1.5, 2, 3, 4, 5, 6, 8) if end / start < 6 else (1, 2, 5)
-        axis.set_major_locator(LogLocator(subs=within, numticks=20))
+        plots.plain_log_ticks(axis, within)
         axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xlabel(label)
     axes.set_ylabel("excess MSE (units of $y^2$)")
     if named:

@@ -27,6 +27,7 @@ class Results:
     descent: pd.DataFrame
     training: pd.DataFrame
     test_time: pd.DataFrame = field(default_factory=pd.DataFrame)
+    learning: pd.DataFrame = field(default_factory=pd.DataFrame)
 
 
 def references(num_points: int, tasks: int = 48) -> pd.DataFrame:

