@@ -385,6 +385,7 @@ def forward_kernel(
     FINAL: tl.constexpr,  # the log-sum-exp of x_end as well
     SAVE: tl.constexpr,
     FORCES: tl.constexpr,
+    ENERGIES: tl.constexpr,  # whether the log-sum-exps are wanted
     D: tl.constexpr,
     H: tl.constexpr,
     K: tl.constexpr,
@@ -463,7 +464,8 @@ def forward_kernel(
             force += read_out(
                 o, weights, turned, cos_ptr, sin_ptr, here, N, ROTARY, HEAD_DIM, D, WHOLE, DTYPE, ACC, PRECISION
             )
-        tl.store(lse_ptr + (time * batch + b) * HEADS * N + here_offsets, lse * LN2, mask=here_mask)
+        if ENERGIES:
+            tl.store(lse_ptr + (time * batch + b) * HEADS * N + here_offsets, lse * LN2, mask=here_mask)
         if FORCES:
             store_rows(forces_ptr + (time * batch + b) * N * WIDTH, force, here, columns, N, WIDTH)
         step = tl.load(step_ptr + t).to(ACC)
@@ -870,6 +872,7 @@ def _pick(function: Any, constants: dict[str, Any]) -> dict[str, Any]:
 
 def launch_forward(
     inputs: Inputs,
+    energies: bool,
     save: bool,
     forces: bool,
     fused: bool = True,
@@ -883,7 +886,8 @@ def launch_forward(
     scale, left, right = _padded_preconditioner(inputs)
     query, turned = _padded_weights(inputs)
     out = torch.empty_like(inputs.h)
-    lse = inputs.empty(points, batch, heads, length)
+    energies = energies or save
+    lse = inputs.empty(points if energies else 0, batch, heads, length)
     saved = points - 1 if save or not fused else 0
     states = inputs.empty(saved, batch, length, width)
     force = inputs.empty(steps if forces else 0, batch, length, width)
@@ -916,9 +920,10 @@ def launch_forward(
             end,
             saved,
             **_pick(forward_kernel, constants),
-            FINAL=inputs.final and whole,
+            FINAL=inputs.final and whole and energies,
             SAVE=saved > 0 and (fused or whole),
             FORCES=forces,
+            ENERGIES=energies,
             WHOLE=cut.whole,
             **_tile(cut),
         )
@@ -1120,6 +1125,7 @@ def compile_cases() -> Iterator[CompileCase]:
                 "CAUSAL": True,
                 "FINAL": True,
                 "SAVE": True,
+                "ENERGIES": True,
                 "FORCES": chosen["P"] > 0,
                 "GROUP": group,
                 "D": width,
@@ -1213,7 +1219,7 @@ def _norm(x: Tensor) -> tuple[Tensor, Tensor]:
     return x * inverse, inverse
 
 
-def dense_forward(inputs: Inputs, save: bool, forces: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def dense_forward(inputs: Inputs, energies: bool, save: bool, forces: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What ``launch_forward`` computes, with the logits in memory."""
     dense, wide = _Dense(inputs), inputs.accumulator
     scale, left, right = (None if part is None else part.to(wide) for part in (inputs.scale, inputs.left, inputs.right))
@@ -1231,7 +1237,7 @@ def dense_forward(inputs: Inputs, save: bool, forces: bool) -> tuple[Tensor, Ten
     kept = states[: inputs.points - 1] if save else []
     return (
         x.to(inputs.h.dtype, copy=True),
-        torch.stack(lses),
+        torch.stack(lses) if energies or save else lses[0].new_empty(0, *lses[0].shape),
         torch.stack(kept) if kept else none,
         torch.stack(fs) if forces else none.clone(),
     )
@@ -1311,6 +1317,7 @@ def interaction_descent(
     temperature: float,
     mask: str,
     final: bool,
+    energies: bool,
     save: bool,
     forces: bool,
     fused: bool,
@@ -1325,6 +1332,7 @@ def interaction_descent(
         scale, left, right: P, diag(scale) + U Vᵀ + V Uᵀ, or + U Uᵀ where ``right`` is None.
         cos, sin: (N, K), of rotary positions.
         final: the log-sum-exp of x_T too, by one more sweep, and then x_T among the states.
+        energies: whether the log-sum-exps are wanted; the backward needs them, so ``save`` includes them.
         save, forces: whether the states and forces are wanted; the backward needs the first, and the second for P.
         fused: one launch for all steps, or one for each.
 
@@ -1332,14 +1340,15 @@ def interaction_descent(
     """
     inputs = Inputs(h, u, k, query_weight, diagonal, step_sizes, scale, left, right, cos, sin, temperature, mask, final)
     if h.is_cuda or INTERPRETED:
-        return launch_forward(inputs, save, forces, fused)
-    return dense_forward(inputs, save, forces)
+        return launch_forward(inputs, energies, save, forces, fused)
+    return dense_forward(inputs, energies, save, forces)
 
 
 @interaction_descent.register_fake
 def _(h, u, k, query_weight, diagonal, step_sizes, *rest):
-    inputs, (save, forces, _) = Inputs(h, u, k, query_weight, diagonal, step_sizes, *rest[:-3]), rest[-3:]
-    lse = inputs.empty(inputs.points, h.shape[0], query_weight.shape[0], h.shape[1])
+    inputs = Inputs(h, u, k, query_weight, diagonal, step_sizes, *rest[:-4])
+    energies, save, forces, _ = rest[-4:]
+    lse = inputs.empty(inputs.points if energies or save else 0, h.shape[0], query_weight.shape[0], h.shape[1])
     states = inputs.empty(inputs.points - 1 if save else 0, *h.shape)
     return torch.empty_like(h), lse, states, inputs.empty(inputs.steps if forces else 0, *h.shape)
 
@@ -1393,7 +1402,7 @@ def _with_gradient(inputs: Inputs) -> list[str]:
 
 
 def _setup(ctx, inputs, output) -> None:
-    *arguments, save, _, fused = inputs
+    *arguments, _, save, _, fused = inputs
     tensors = [argument if isinstance(argument, Tensor) else None for argument in arguments]
     ctx.save_for_backward(*tensors, *(output[1:] if save else ()))
     ctx.rest = [argument for name, argument in zip(_ARGUMENTS, arguments, strict=True) if name in _PLAIN]
@@ -1414,7 +1423,7 @@ def _backward(ctx, grad, lse_grad, *_):
     lse_grad = torch.zeros_like(lse) if lse_grad is None else lse_grad.contiguous()
     values = interaction_descent_backward(grad, lse_grad, lse, states, forces, *arguments, ctx.fused)
     by_name = dict(zip(_with_gradient(inputs), values, strict=True))
-    return (*(by_name.get(name) for name in _ARGUMENTS), None, None, None)
+    return (*(by_name.get(name) for name in _ARGUMENTS), None, None, None, None)
 
 
 interaction_descent.register_autograd(_backward, setup_context=_setup)

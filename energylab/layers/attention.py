@@ -137,6 +137,7 @@ class CEMAttention(EnergyLayer):
             self.temperature,
             self.mask,
             final,
+            energies=energies,
             save=save or record,
             forces=record or (save and scale is not None),
             fused=True,
