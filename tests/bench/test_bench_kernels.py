@@ -27,8 +27,10 @@ def test_needs_only_torch_triton_and_numpy():
         "jinja2",
         "safetensors",
     )
-    program = f"import sys; sys.modules.update(dict.fromkeys({blocked})); import energylab.bench.kernels, energylab.bench.__main__"
-    program += "; import energylab.kernels.elementwise, energylab.kernels.interaction, energylab.kernels.compile_all"
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys({blocked})); import energylab.bench.kernels; "
+        "import energylab.kernels.elementwise, energylab.kernels.interaction, energylab.kernels.compile_all"
+    )
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
