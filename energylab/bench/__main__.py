@@ -6,6 +6,7 @@ import sys
 BENCHES = {
     "step": "a training step against its matrix products",
     "layers": "CEM layers against ordinary ones, and against autograd of their energy",
+    "kernels": "the fused Triton kernels against PyTorch, on a GPU",
     "tasks": "tasks with their floors against a training step and against gpytorch's prior",
 }
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from energylab.energies import Activation, ElementwiseEnergy, Quadratic, SiLU
-from energylab.layers.base import EnergyLayer, check_choice, check_positive
-from energylab.layers.descent import norm
+from energylab.layers.base import EnergyLayer, check_choice, check_positive, operand_dtype
+from energylab.layers.descent import Descent, norm
 
 ACTIVATIONS: dict[str, Activation] = {"silu": SiLU(), "quadratic": Quadratic()}
 
@@ -52,11 +52,42 @@ class CEMMLP(EnergyLayer):
         super().__init__(width, recursions, preconditioner, rank, step_size, update_rule, history, backend)
         self.hidden = check_positive("hidden", hidden)
         self.activation = ACTIVATIONS[check_choice("activation", activation, tuple(ACTIVATIONS))]
+        self.activation_name = activation
         self.weight = nn.Parameter(torch.randn(hidden, width) / math.sqrt(width))
         self.gate_weight = nn.Parameter(torch.randn(hidden, width) / math.sqrt(width))
 
     def _condition(self, u: Tensor) -> ElementwiseEnergy:
         return ElementwiseEnergy(self.activation.gate(F.linear(u, self.gate_weight)), self.weight, self.activation)
+
+    def _why_not_here(self, h: Tensor) -> str | None:
+        from energylab.kernels.elementwise import why_not_shape
+
+        rank = 0 if (left := self.preconditioner.parts()[1]) is None else left.shape[1]
+        return why_not_shape(operand_dtype(h), h.device, self.width, rank)
+
+    def _fused_descent(self, h: Tensor, step_sizes: Tensor, energies: bool, final: bool, record: bool) -> Descent:
+        from energylab.kernels.elementwise import elementwise_descent
+
+        dtype = operand_dtype(h)
+        gate_BNM = self.activation.gate(F.linear(norm(h).to(dtype), self.gate_weight.to(dtype)))
+        scale, left, right = self.preconditioner.parts()
+        weight, left, right = (None if part is None else part.to(dtype) for part in (self.weight, left, right))
+        inputs = (h, gate_BNM, weight, step_sizes, scale, left, right)
+        save = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
+        output, energy, states, forces = elementwise_descent(
+            *inputs,
+            self.activation_name,
+            final,
+            energies,
+            save=save or record,
+            forces=record or (save and scale is not None),
+            fused=True,
+        )
+        energy = energy.to(h.dtype)
+        if not record:
+            return Descent(output, energy)
+        states = (*states[: len(step_sizes)].detach(), output)
+        return Descent(output, energy, states, tuple(forces.detach().to(h.dtype)))
 
     def _certified_step_size(self, h: Tensor, recursions: int) -> Tensor:
         r"""``η ≤ rms(h) / (L/2 + T G)``, infinity where L = 0.
