@@ -752,27 +752,41 @@ class Configuration:
 INTERPRETER_CUT = Configuration(rows=32, keys=64, num_warps=1, num_stages=1)
 """The interpreter's time is a matter of how many operations there are, not of their size."""
 
-_HALF = {
-    ("forward", 32): (16, 32, 4, 2),
-    ("forward", 64): (16, 32, 4, 2),
-    ("forward", 128): (16, 32, 8, 2),
-    ("backward_rows", 32): (16, 16, 4, 2),
-    ("backward_rows", 64): (16, 16, 4, 2),
-    ("backward_rows", 128): (16, 16, 8, 2),
-    ("backward_keys", 32): (16, 32, 4, 2),
-    ("backward_keys", 64): (16, 32, 4, 2),
-    ("backward_keys", 128): (16, 32, 8, 2),
+_NVIDIA = {
+    # kernel, kind of operand, width: rows, keys, warps, stages
+    ("forward", "half", 32): (16, 32, 4, 2),
+    ("forward", "half", 64): (16, 32, 4, 2),
+    ("forward", "half", 128): (16, 32, 8, 2),
+    ("backward_rows", "half", 32): (16, 16, 4, 2),
+    ("backward_rows", "half", 64): (16, 16, 4, 2),
+    ("backward_rows", "half", 128): (16, 16, 8, 2),
+    ("backward_keys", "half", 32): (16, 32, 4, 2),
+    ("backward_keys", "half", 64): (16, 32, 4, 2),
+    ("backward_keys", "half", 128): (16, 16, 8, 2),
+    ("forward", "float32", 32): (16, 16, 4, 1),
+    ("backward_rows", "float32", 32): (16, 16, 8, 1),
+    ("backward_keys", "float32", 32): (16, 16, 4, 1),
 }
-_SINGLE = _HALF
+_OF = {
+    "sm_80": _NVIDIA,
+    "sm_86": _NVIDIA,
+    "sm_90": _NVIDIA | {("backward_rows", "half", 32): (16, 16, 8, 2), ("backward_rows", "half", 64): (16, 16, 8, 2)},
+    # a wave has 64 lanes, so that 4 are the 8 warps of the others; two stages do not fit the shared memory
+    "gfx942": {key: (*cut[:2], 4, 1) for key, cut in _NVIDIA.items()},
+}
+_DTYPES = {"half": ("bfloat16", "float16"), "float32": ("float32",)}
 
 CONFIGURATIONS: dict[tuple[str, str, int, str], Configuration] = {
-    (kernel, dtype, width, where): Configuration(*cut, precision=precision)
-    for where in ("sm_80", "sm_86", "sm_90", "gfx942")
-    for table, dtypes, precision in ((_HALF, ("bfloat16", "float16"), "ieee"), (_SINGLE, ("float32",), "ieee"))
-    for (kernel, width), cut in table.items()
-    for dtype in dtypes
+    (kernel, dtype, width, where): Configuration(*cut)
+    for where, table in _OF.items()
+    for (kernel, kind, width), cut in table.items()
+    for dtype in _DTYPES[kind]
 }
 """By kernel, dtype of the operands, padded width and architecture; docs/kernels.md says how they were found."""
+PER_HEAD_WIDTH = 64
+"""The largest width at which a diagonal per head compiles without spills."""
+LARGEST_RANK = 8
+"""Of the preconditioner: with U Vᵀ + V Uᵀ, two factors of rank 8 fill the 16 columns of a product."""
 
 
 def configuration(kernel: str, dtype: torch.dtype, width: int, architecture: str) -> Configuration:
@@ -783,14 +797,20 @@ def configuration(kernel: str, dtype: torch.dtype, width: int, architecture: str
 
 
 def why_not_shape(
-    dtype: torch.dtype, device: torch.device, heads: int, head_dim: int, width: int, rank: int
+    dtype: torch.dtype, device: torch.device, heads: int, head_dim: int, width: int, rank: int, per_head: bool
 ) -> str | None:
-    """Why the table has no kernel for a layer; None if it has."""
+    """Why there is no kernel for a layer of these sizes; None if there is."""
     if INTERPRETED:
         return None
     key = ("forward", str(dtype).removeprefix("torch."), padded(width, 32), architecture(device))
     if key not in CONFIGURATIONS:
-        return f"no configuration for width {key[2]} in {key[1]} on {key[3]}, and the width is {width}"
+        return f"the table of configurations has no entry for width {width} in {key[1]} on {key[3]}"
+    if per_head and width > PER_HEAD_WIDTH:
+        return f"with a diagonal per head the widths go up to {PER_HEAD_WIDTH}, and the width is {width}"
+    if rank > LARGEST_RANK:
+        return f"the fused kernel is made for preconditioners of rank up to {LARGEST_RANK}, and the rank is {rank}"
+    if triton.next_power_of_2(heads) * padded(head_dim) > 2 * padded(width, 32):
+        return f"{heads} heads of {head_dim}, padded, are more than twice the width {width}"
     return None
 
 
@@ -1102,7 +1122,7 @@ _COMPILED_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 def compile_cases() -> Iterator[CompileCase]:
-    """Every configuration on its architecture, with the options that ask least and most of it: 4 heads (8 from width 256).
+    """Every configuration on its architecture, with the options that ask least and most of it: 4 heads.
 
     float16 has the configurations of bfloat16, whose code differs in the words for the type alone: width 64 stands for all.
     """
@@ -1113,8 +1133,10 @@ def compile_cases() -> Iterator[CompileCase]:
         ):  # sm_86 runs what sm_80 does, in less shared memory
             continue
         function, name = kernels[kernel], _COMPILED_DTYPES[dtype]
-        heads = 4 if width < 256 else 8
+        heads = 4
         for options, chosen in _COMPILED.items():
+            if chosen["DIAGONAL"] == 2 and width > PER_HEAD_WIDTH:
+                continue
             group = heads if kernel != "backward_keys" or chosen["DIAGONAL"] == 1 else 1
             tile = _tile(cut)
             constants = {
