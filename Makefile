@@ -12,6 +12,8 @@ study: .venv/installed
 
 test: .venv/installed-dev
 	.venv/bin/python -m pytest -n auto -m "not slow"
+	TRITON_INTERPRET=1 .venv/bin/python -m pytest -n auto -m interpreter tests/kernels
+	.venv/bin/python -m energylab.kernels.compile_all
 
 lint: .venv/installed-dev
 	.venv/bin/ruff check .

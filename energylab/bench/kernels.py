@@ -302,8 +302,8 @@ def gate(bench: Bench) -> list[str]:
             failures.append(f"{name}: {type(error).__name__}: {error}")
     torch.backends.cuda.matmul.allow_tf32 = allow_tf32
     print(
-        f"gate: {len(cases)} cases, {len(failures)} failures; outputs, energies and all gradients, {repeats} repeats bit "
-        f"for bit; {time.monotonic() - start:.0f} s",
+        f"gate: {len(cases)} cases, {len(failures)} failures; {repeats} repeats bit for bit; "
+        f"{time.monotonic() - start:.0f} s",
         flush=True,
     )
     return failures
@@ -548,8 +548,8 @@ def print_shape(found: Sequence[Measurement]) -> None:
     first = found[0]
     shape = Shape(first.width, first.length, first.batch, first.recursions)
     print(f"\n{first.layer}, {first.dtype}, {shape}, {first.mode}")
-    print(f"| {'variant':26s} |      ms | 10 % .. 90 %    | / fused | peak MiB | of copy | of matmul |")
-    print(f"|{'-' * 28}|--------:|-----------------|--------:|---------:|--------:|----------:|")
+    print(f"| {'variant':26s} |      ms | 10 % .. 90 %         | / fused | peak MiB | of copy | of matmul |")
+    print(f"|{'-' * 28}|--------:|----------------------|--------:|---------:|--------:|----------:|")
     fused = next((m.median_ms for m in found if m.variant == "fused"), float("nan"))
     for m in found:
         if m.note:
@@ -557,7 +557,7 @@ def print_shape(found: Sequence[Measurement]) -> None:
             continue
         spread = f"{m.low_ms:.3f} .. {m.high_ms:.3f}"
         print(
-            f"| {m.variant:26s} | {m.median_ms:7.3f} | {spread:15s} | {m.median_ms / fused:7.2f} | {m.peak_mib:8.1f} "
+            f"| {m.variant:26s} | {m.median_ms:7.3f} | {spread:20s} | {m.median_ms / fused:7.2f} | {m.peak_mib:8.1f} "
             f"| {m.of_copy:7.2f} | {m.of_matmul:9.3f} |"
         )
     sys.stdout.flush()
