@@ -436,7 +436,8 @@ Example:
             if name in chosen:
                 needs = ", ".join(modules[name].NEEDS)
                 raise Problem(f"--study: expected a figure of one study, got {name}, which compares {needs}")
-            del modules[name]
+        if not chosen:
+            modules = {name: module for name, module in modules.items() if project.suits(module, options.study)}
     needed = {name: module.NEEDS if options.study is None else (options.study,) for name, module in modules.items()}
     varies = {name: tuple(getattr(module, "VARIES", ())) for name, module in modules.items()}
     sources = {
@@ -485,7 +486,8 @@ def _figure_folder(options: FigureOptions, needs: Sequence[str], study: str) -> 
 def report(words: Sequence[str]) -> int:
     description = """Write one HTML file about a study: its settings, errors, differences, descent, figures and provenance.
 
-The file holds everything and opens without a network. Figures are those of ./figures that need one study.
+The file holds everything and opens without a network. Figures are those of ./figures that are made for this study, or for
+any.
 
 Example:
   energylab report recursion"""
@@ -505,7 +507,7 @@ Example:
     drawn = {}
     for name in project.known_figures() if project.FIGURES.is_dir() else ():
         module = project.figure_module(name)
-        if len(module.NEEDS) == 1:
+        if project.suits(module, results.name):
             try:
                 wide = module.draw(results)
                 with style("icml-column"):

@@ -4,7 +4,8 @@
     studies/results/     exported results
     figures/NAME.py      `NEEDS`, names of studies, and `draw(results)`, which returns a Figure; if it has them, also
                          `table(results)`, its numbers as a DataFrame; `PARTIAL = True`, where it draws what is there
-                         of several studies; and `VARIES`, settings in which runs of one curve may differ
+                         of several studies; `ANY_STUDY = True`, where `--study` and reports draw it of every study;
+                         and `VARIES`, settings in which runs of one curve may differ
 
 Study and figure files are Python and are executed. Whatever is wrong with them is a `Problem`, one line for the reader.
 """
@@ -152,6 +153,11 @@ def figure_module(name: str) -> types.ModuleType:
     if not callable(getattr(module, "draw", None)):
         raise Problem(f"{path}: expected a function `draw` that returns a Figure, found none")
     return module
+
+
+def suits(module: types.ModuleType, study: str) -> bool:
+    """Whether a figure shows this study when none is named: it is made for it, or for any."""
+    return (study,) == module.NEEDS or getattr(module, "ANY_STUDY", False)
 
 
 def results_for_figures(word: str, results: Path, latest: bool, varies: Sequence[str] = ()) -> "StudyResults | str":

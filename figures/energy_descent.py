@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from energylab.study import StudyResults
 
 NEEDS = ("recursion",)
+ANY_STUDY = True
 
 NAMES = {"attention": "attention", "mlp": "MLP"}
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from energylab.study import StudyResults
 
 NEEDS = ("recursion",)
+ANY_STUDY = True
 
 
 def draw(results: StudyResults) -> Figure:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from energylab.study import StudyResults
 
 NEEDS = ("recursion",)
+ANY_STUDY = True
 
 WINDOWS = 25  # at most
 

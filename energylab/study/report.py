@@ -36,6 +36,8 @@ MAIN_SETTINGS = (
     "tokens",
 )
 """Shown at once; the others on request."""
+SVG_BONUS = 200_000
+"""Bytes that sharp lines at every size are worth."""
 WORDS = ("condition", "model", "layer", "run", "code", "device", "torch", "start", "end", "ended because")
 """Columns that are read, not compared: they stand to the left."""
 
@@ -213,10 +215,17 @@ def _provenance(folder: Path, runs: Sequence[str]) -> pd.DataFrame:
 
 
 def _image(figure: "Figure") -> str:
-    """The figure as a data URI: an image of its own, so that the ids in two figures do not meet."""
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return f"data:image/svg+xml;base64,{base64.b64encode(buffer.getvalue().encode()).decode()}"
+    """The figure as a data URI: an image of its own, so that the ids in two figures do not meet.
+
+    As SVG, but as PNG where filled contours make the SVG larger than that.
+    """
+    images = {}
+    for kind in ("svg+xml", "png"):
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=kind[:3], **({"metadata": {"Date": None}} if kind != "png" else {"dpi": 200}))
+        images[kind] = buffer.getvalue()
+    kind = min(images, key=lambda kind: len(images[kind]) - (SVG_BONUS if kind != "png" else 0))
+    return f"data:image/{kind};base64,{base64.b64encode(images[kind]).decode()}"
 
 
 def _minute(time: str) -> str:

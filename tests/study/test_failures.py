@@ -54,6 +54,7 @@ def test_a_run_out_of_time_is_saved_and_goes_on_when_given_longer(tmp_path: Path
 def test_out_of_memory_is_a_state_and_the_others_go_on(tmp_path: Path, monkeypatch, error: Exception) -> None:
     configs = [tiny_config(seed=seed) for seed in range(2)]
     advance = Trainer.advance
+    folder = tmp_path / "tiny"  # alone in its folder of studies
 
     def fail(self: Trainer):
         if self.seed == 0 and self.step == 7:
@@ -62,13 +63,13 @@ def test_out_of_memory_is_a_state_and_the_others_go_on(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(Trainer, "advance", fail)
     study = Study("tiny", configs)
-    tasks, _ = driver.plan(configs, tmp_path, code=CODE)
+    tasks, _ = driver.plan(configs, folder, code=CODE)
     settings = {"code": CODE, "knobs": {}, "tasks": tasks, "report": lambda message: None, "stop": lambda: False}
-    outcomes = driver.execute(study, tmp_path, InProcess(), **settings)
+    outcomes = driver.execute(study, folder, InProcess(), **settings)
     assert [outcome.state for outcome in outcomes] == ["out of memory", "finished"]
-    assert standing(tmp_path, configs[0].name).state == "out of memory"
-    assert type(error).__name__ in standing(tmp_path, configs[0].name).sentence
-    state, _ = store.check_states(tmp_path / configs[0].name)
+    assert standing(folder, configs[0].name).state == "out of memory"
+    assert type(error).__name__ in standing(folder, configs[0].name).sentence
+    state, _ = store.check_states(folder / configs[0].name)
     assert state is not None
     assert state["trainer"]["step"] == 5
 

@@ -78,7 +78,7 @@ def test_a_stored_study_is_reported_whole() -> None:
     assert page.facts["recursions"] == "1 or 2 or 4 or 8"
     assert page.facts["knobs"] == "steps = 10000, seeds = 3, width = 64"
     assert len(page.sources) == 2
-    assert all(source.startswith("data:image/svg+xml;base64,") for source in page.sources)
+    assert all(source.startswith(("data:image/svg+xml;base64,", "data:image/png;base64,")) for source in page.sources)
     assert "@import" not in text
     assert "url(" not in text
     assert "<script" not in text
