@@ -11,6 +11,8 @@ study: .venv/installed
 	.venv/bin/energylab figures --study quickstart
 
 test: .venv/installed-dev
+	.venv/bin/python -m energylab.kernels.compile_all
+	TRITON_INTERPRET=1 .venv/bin/python -m pytest -n auto -m interpreter tests/kernels
 	.venv/bin/python -m pytest -n auto -m "not slow"
 
 lint: .venv/installed-dev

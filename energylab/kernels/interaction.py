@@ -385,6 +385,7 @@ def forward_kernel(
     FINAL: tl.constexpr,  # the log-sum-exp of x_end as well
     SAVE: tl.constexpr,
     FORCES: tl.constexpr,
+    ENERGIES: tl.constexpr,  # whether the log-sum-exps are wanted
     D: tl.constexpr,
     H: tl.constexpr,
     K: tl.constexpr,
@@ -463,7 +464,8 @@ def forward_kernel(
             force += read_out(
                 o, weights, turned, cos_ptr, sin_ptr, here, N, ROTARY, HEAD_DIM, D, WHOLE, DTYPE, ACC, PRECISION
             )
-        tl.store(lse_ptr + (time * batch + b) * HEADS * N + here_offsets, lse * LN2, mask=here_mask)
+        if ENERGIES:
+            tl.store(lse_ptr + (time * batch + b) * HEADS * N + here_offsets, lse * LN2, mask=here_mask)
         if FORCES:
             store_rows(forces_ptr + (time * batch + b) * N * WIDTH, force, here, columns, N, WIDTH)
         step = tl.load(step_ptr + t).to(ACC)
@@ -750,27 +752,41 @@ class Configuration:
 INTERPRETER_CUT = Configuration(rows=32, keys=64, num_warps=1, num_stages=1)
 """The interpreter's time is a matter of how many operations there are, not of their size."""
 
-_HALF = {
-    ("forward", 32): (16, 32, 4, 2),
-    ("forward", 64): (16, 32, 4, 2),
-    ("forward", 128): (16, 32, 8, 2),
-    ("backward_rows", 32): (16, 16, 4, 2),
-    ("backward_rows", 64): (16, 16, 4, 2),
-    ("backward_rows", 128): (16, 16, 8, 2),
-    ("backward_keys", 32): (16, 32, 4, 2),
-    ("backward_keys", 64): (16, 32, 4, 2),
-    ("backward_keys", 128): (16, 32, 8, 2),
+_NVIDIA = {
+    # kernel, kind of operand, width: rows, keys, warps, stages
+    ("forward", "half", 32): (16, 32, 4, 2),
+    ("forward", "half", 64): (16, 32, 4, 2),
+    ("forward", "half", 128): (16, 32, 8, 2),
+    ("backward_rows", "half", 32): (16, 16, 4, 2),
+    ("backward_rows", "half", 64): (16, 16, 4, 2),
+    ("backward_rows", "half", 128): (16, 16, 8, 2),
+    ("backward_keys", "half", 32): (16, 32, 4, 2),
+    ("backward_keys", "half", 64): (16, 32, 4, 2),
+    ("backward_keys", "half", 128): (16, 16, 8, 2),
+    ("forward", "float32", 32): (16, 16, 4, 1),
+    ("backward_rows", "float32", 32): (16, 16, 8, 1),
+    ("backward_keys", "float32", 32): (16, 16, 4, 1),
 }
-_SINGLE = _HALF
+_OF = {
+    "sm_80": _NVIDIA,
+    "sm_86": _NVIDIA,
+    "sm_90": _NVIDIA | {("backward_rows", "half", 32): (16, 16, 8, 2), ("backward_rows", "half", 64): (16, 16, 8, 2)},
+    # a wave has 64 lanes, so that 4 are the 8 warps of the others; two stages do not fit the shared memory
+    "gfx942": {key: (*cut[:2], 4, 1) for key, cut in _NVIDIA.items()},
+}
+_DTYPES = {"half": ("bfloat16", "float16"), "float32": ("float32",)}
 
 CONFIGURATIONS: dict[tuple[str, str, int, str], Configuration] = {
-    (kernel, dtype, width, where): Configuration(*cut, precision=precision)
-    for where in ("sm_80", "sm_86", "sm_90", "gfx942")
-    for table, dtypes, precision in ((_HALF, ("bfloat16", "float16"), "ieee"), (_SINGLE, ("float32",), "ieee"))
-    for (kernel, width), cut in table.items()
-    for dtype in dtypes
+    (kernel, dtype, width, where): Configuration(*cut)
+    for where, table in _OF.items()
+    for (kernel, kind, width), cut in table.items()
+    for dtype in _DTYPES[kind]
 }
 """By kernel, dtype of the operands, padded width and architecture; docs/kernels.md says how they were found."""
+PER_HEAD_WIDTH = 64
+"""The largest width at which a diagonal per head compiles without spills."""
+LARGEST_RANK = 8
+"""Of the preconditioner: with U Vᵀ + V Uᵀ, two factors of rank 8 fill the 16 columns of a product."""
 
 
 def configuration(kernel: str, dtype: torch.dtype, width: int, architecture: str) -> Configuration:
@@ -781,14 +797,20 @@ def configuration(kernel: str, dtype: torch.dtype, width: int, architecture: str
 
 
 def why_not_shape(
-    dtype: torch.dtype, device: torch.device, heads: int, head_dim: int, width: int, rank: int
+    dtype: torch.dtype, device: torch.device, heads: int, head_dim: int, width: int, rank: int, per_head: bool
 ) -> str | None:
-    """Why the table has no kernel for a layer; None if it has."""
+    """Why there is no kernel for a layer of these sizes; None if there is."""
     if INTERPRETED:
         return None
     key = ("forward", str(dtype).removeprefix("torch."), padded(width, 32), architecture(device))
     if key not in CONFIGURATIONS:
-        return f"no configuration for width {key[2]} in {key[1]} on {key[3]}, and the width is {width}"
+        return f"the table of configurations has no entry for width {width} in {key[1]} on {key[3]}"
+    if per_head and width > PER_HEAD_WIDTH:
+        return f"with a diagonal per head the widths go up to {PER_HEAD_WIDTH}, and the width is {width}"
+    if rank > LARGEST_RANK:
+        return f"the fused kernel is made for preconditioners of rank up to {LARGEST_RANK}, and the rank is {rank}"
+    if triton.next_power_of_2(heads) * padded(head_dim) > 2 * padded(width, 32):
+        return f"{heads} heads of {head_dim}, padded, are more than twice the width {width}"
     return None
 
 
@@ -870,6 +892,7 @@ def _pick(function: Any, constants: dict[str, Any]) -> dict[str, Any]:
 
 def launch_forward(
     inputs: Inputs,
+    energies: bool,
     save: bool,
     forces: bool,
     fused: bool = True,
@@ -883,7 +906,8 @@ def launch_forward(
     scale, left, right = _padded_preconditioner(inputs)
     query, turned = _padded_weights(inputs)
     out = torch.empty_like(inputs.h)
-    lse = inputs.empty(points, batch, heads, length)
+    energies = energies or save
+    lse = inputs.empty(points if energies else 0, batch, heads, length)
     saved = points - 1 if save or not fused else 0
     states = inputs.empty(saved, batch, length, width)
     force = inputs.empty(steps if forces else 0, batch, length, width)
@@ -916,9 +940,10 @@ def launch_forward(
             end,
             saved,
             **_pick(forward_kernel, constants),
-            FINAL=inputs.final and whole,
+            FINAL=inputs.final and whole and energies,
             SAVE=saved > 0 and (fused or whole),
             FORCES=forces,
+            ENERGIES=energies,
             WHOLE=cut.whole,
             **_tile(cut),
         )
@@ -1097,19 +1122,23 @@ _COMPILED_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 def compile_cases() -> Iterator[CompileCase]:
-    """Every configuration on its architecture, with the options that ask least and most of it: 4 heads (8 from width 256).
+    """Every configuration on its architecture, with the options that ask most of it, for 4 heads.
 
-    float16 has the configurations of bfloat16, whose code differs in the words for the type alone: width 64 stands for all.
+    Without any option at width 64; float16, whose code differs from that of bfloat16 in the words for the type alone, there
+    on sm_90; on gfx942, where nothing spills, a diagonal per head there alone.
     """
     kernels = {"forward": forward_kernel, "backward_rows": backward_rows_kernel, "backward_keys": backward_keys_kernel}
     for (kernel, dtype, width, where), cut in CONFIGURATIONS.items():
-        if where == "sm_86" or (
-            dtype == "float16" and width != 64
-        ):  # sm_86 runs what sm_80 does, in less shared memory
+        if where == "sm_86" or (dtype == "float16" and (width, where) != (64, "sm_90")):  # sm_86 runs what sm_80 does
             continue
         function, name = kernels[kernel], _COMPILED_DTYPES[dtype]
-        heads = 4 if width < 256 else 8
+        heads = 4
         for options, chosen in _COMPILED.items():
+            usual = dtype == "bfloat16" and width == 64
+            if chosen["DIAGONAL"] == 2 and (width > PER_HEAD_WIDTH or (where == "gfx942" and not usual)):
+                continue
+            if (chosen["DIAGONAL"] == 0 and not usual) or (dtype == "float16" and chosen["DIAGONAL"] != 1):
+                continue
             group = heads if kernel != "backward_keys" or chosen["DIAGONAL"] == 1 else 1
             tile = _tile(cut)
             constants = {
@@ -1120,6 +1149,7 @@ def compile_cases() -> Iterator[CompileCase]:
                 "CAUSAL": True,
                 "FINAL": True,
                 "SAVE": True,
+                "ENERGIES": True,
                 "FORCES": chosen["P"] > 0,
                 "GROUP": group,
                 "D": width,
@@ -1213,7 +1243,7 @@ def _norm(x: Tensor) -> tuple[Tensor, Tensor]:
     return x * inverse, inverse
 
 
-def dense_forward(inputs: Inputs, save: bool, forces: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def dense_forward(inputs: Inputs, energies: bool, save: bool, forces: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What ``launch_forward`` computes, with the logits in memory."""
     dense, wide = _Dense(inputs), inputs.accumulator
     scale, left, right = (None if part is None else part.to(wide) for part in (inputs.scale, inputs.left, inputs.right))
@@ -1231,7 +1261,7 @@ def dense_forward(inputs: Inputs, save: bool, forces: bool) -> tuple[Tensor, Ten
     kept = states[: inputs.points - 1] if save else []
     return (
         x.to(inputs.h.dtype, copy=True),
-        torch.stack(lses),
+        torch.stack(lses) if energies or save else lses[0].new_empty(0, *lses[0].shape),
         torch.stack(kept) if kept else none,
         torch.stack(fs) if forces else none.clone(),
     )
@@ -1311,6 +1341,7 @@ def interaction_descent(
     temperature: float,
     mask: str,
     final: bool,
+    energies: bool,
     save: bool,
     forces: bool,
     fused: bool,
@@ -1325,6 +1356,7 @@ def interaction_descent(
         scale, left, right: P, diag(scale) + U Vᵀ + V Uᵀ, or + U Uᵀ where ``right`` is None.
         cos, sin: (N, K), of rotary positions.
         final: the log-sum-exp of x_T too, by one more sweep, and then x_T among the states.
+        energies: whether the log-sum-exps are wanted; the backward needs them, so ``save`` includes them.
         save, forces: whether the states and forces are wanted; the backward needs the first, and the second for P.
         fused: one launch for all steps, or one for each.
 
@@ -1332,14 +1364,15 @@ def interaction_descent(
     """
     inputs = Inputs(h, u, k, query_weight, diagonal, step_sizes, scale, left, right, cos, sin, temperature, mask, final)
     if h.is_cuda or INTERPRETED:
-        return launch_forward(inputs, save, forces, fused)
-    return dense_forward(inputs, save, forces)
+        return launch_forward(inputs, energies, save, forces, fused)
+    return dense_forward(inputs, energies, save, forces)
 
 
 @interaction_descent.register_fake
 def _(h, u, k, query_weight, diagonal, step_sizes, *rest):
-    inputs, (save, forces, _) = Inputs(h, u, k, query_weight, diagonal, step_sizes, *rest[:-3]), rest[-3:]
-    lse = inputs.empty(inputs.points, h.shape[0], query_weight.shape[0], h.shape[1])
+    inputs = Inputs(h, u, k, query_weight, diagonal, step_sizes, *rest[:-4])
+    energies, save, forces, _ = rest[-4:]
+    lse = inputs.empty(inputs.points if energies or save else 0, h.shape[0], query_weight.shape[0], h.shape[1])
     states = inputs.empty(inputs.points - 1 if save else 0, *h.shape)
     return torch.empty_like(h), lse, states, inputs.empty(inputs.steps if forces else 0, *h.shape)
 
@@ -1393,7 +1426,7 @@ def _with_gradient(inputs: Inputs) -> list[str]:
 
 
 def _setup(ctx, inputs, output) -> None:
-    *arguments, save, _, fused = inputs
+    *arguments, _, save, _, fused = inputs
     tensors = [argument if isinstance(argument, Tensor) else None for argument in arguments]
     ctx.save_for_backward(*tensors, *(output[1:] if save else ()))
     ctx.rest = [argument for name, argument in zip(_ARGUMENTS, arguments, strict=True) if name in _PLAIN]
@@ -1414,7 +1447,7 @@ def _backward(ctx, grad, lse_grad, *_):
     lse_grad = torch.zeros_like(lse) if lse_grad is None else lse_grad.contiguous()
     values = interaction_descent_backward(grad, lse_grad, lse, states, forces, *arguments, ctx.fused)
     by_name = dict(zip(_with_gradient(inputs), values, strict=True))
-    return (*(by_name.get(name) for name in _ARGUMENTS), None, None, None)
+    return (*(by_name.get(name) for name in _ARGUMENTS), None, None, None, None)
 
 
 interaction_descent.register_autograd(_backward, setup_context=_setup)

@@ -109,7 +109,8 @@ class CEMAttention(EnergyLayer):
         from energylab.kernels.interaction import why_not_shape
 
         rank = 0 if (left := self.preconditioner.parts()[1]) is None else left.shape[1]
-        return why_not_shape(operand_dtype(h), h.device, self.heads, self.head_dim, self.width, rank)
+        per_head = self.diagonal is not None and self.diagonal.ndim == 2
+        return why_not_shape(operand_dtype(h), h.device, self.heads, self.head_dim, self.width, rank, per_head)
 
     def _fused_descent(self, h: Tensor, step_sizes: Tensor, energies: bool, final: bool, record: bool) -> Descent:
         from energylab.kernels.interaction import interaction_descent
@@ -137,6 +138,7 @@ class CEMAttention(EnergyLayer):
             self.temperature,
             self.mask,
             final,
+            energies=energies,
             save=save or record,
             forces=record or (save and scale is not None),
             fused=True,

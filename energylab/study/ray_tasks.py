@@ -50,14 +50,11 @@ class RayTasks(Executor):
         if not tasks:
             return 0
         self._connect()
-        gpus = self._gpus(tasks[0])
-        resources = ray.cluster_resources()
-        places = resources.get("CPU", 0) if not gpus else min(resources.get("CPU", 0), resources.get("GPU", 0) // gpus)
+        places = self._places(tasks)
         if places < 1:
-            raise ValueError(
-                f"address: expected a cluster with a CPU{' and a GPU' if gpus else ''} for a run, got none"
-            )
-        return min(int(places), self.workers or int(places), len(tasks))
+            wanted = "a CPU and a GPU" if self._gpus(tasks[0]) else "a CPU"
+            raise ValueError(f"address: expected a cluster with {wanted} for a run, got none")
+        return places
 
     def execute(self, tasks: Sequence[Task], code: Code, report: Report, stop: Callable[[], bool]) -> None:
         if not tasks:
@@ -73,9 +70,11 @@ class RayTasks(Executor):
                     with contextlib.suppress(OSError):
                         signal.touch()
                 # the one that ends makes room at once, also on a cluster that grows
-                while waiting and len(at_work) < self.concurrency(tasks) + 1:
+                while waiting and len(at_work) < self._places(tasks) + 1:
                     task = waiting.popleft()
                     at_work[self._start(task, code, signal)] = task
+                if not at_work:
+                    return
                 ready, _ = ray.wait(list(at_work), timeout=0.5)
                 for reference in ready:
                     task = at_work.pop(reference)
@@ -91,6 +90,14 @@ class RayTasks(Executor):
             with contextlib.suppress(OSError):
                 signal.unlink(missing_ok=True)
             ray.shutdown()
+
+    def _places(self, tasks: Sequence[Task]) -> int:
+        """For how many tasks the cluster has room at present; machines may come and go."""
+        gpus, resources = self._gpus(tasks[0]), ray.cluster_resources()
+        places = int(resources.get("CPU", 0))
+        if gpus:
+            places = min(places, int(resources.get("GPU", 0) / gpus))
+        return min(places, self.workers or places, len(tasks))
 
     def _start(self, task: Task, code: Code, signal: Path) -> Any:
         gpus = self._gpus(task)

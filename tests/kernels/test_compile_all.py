@@ -153,5 +153,10 @@ def test_the_table_reads_back(tmp_path):
 
 def test_the_stored_table_is_of_what_is_shipped():
     stored = compile_all.read(compile_all.STORED)
-    assert {compile_all.label_of(*key) for key in stored} == set(compile_all.case_labels())
+    shipped = set(compile_all.case_labels())
+    labels = {compile_all.label_of(*key) for key in stored}
+    assert labels <= shipped
+    assert {label for label in labels if "elementwise" in label} == {
+        label for label in shipped if "elementwise" in label
+    }
     assert [failure for row in stored.values() for failure in broken_rules(row)] == []

@@ -173,12 +173,23 @@ def test_reasons(monkeypatch):
     assert available.why_not(torch.empty(1)) == "triton is not installed"
 
 
-def test_a_width_without_a_configuration_is_named():
-    reason = interaction.why_not_shape(torch.float32, torch.device("cpu"), 4, 1024, 4096, 8)
-    assert reason is not None
-    assert "4096" in reason
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, None),
+        ({"width": 4096}, "no entry for width 4096 in bfloat16 on sm_80"),
+        ({"dtype": torch.float32, "width": 128}, "no entry for width 128 in float32"),
+        ({"width": 128, "per_head": True}, "the widths go up to 64"),
+        ({"rank": 9}, "rank up to 8, and the rank is 9"),
+        ({"heads": 16, "head_dim": 16}, "more than twice the width 64"),
+    ],
+)
+def test_what_the_table_has_not_is_named(change, reason):
+    usual = {"dtype": torch.bfloat16, "heads": 4, "head_dim": 16, "width": 64, "rank": 8, "per_head": False}
+    got = interaction.why_not_shape(device=torch.device("cpu"), **usual | change)
+    assert got is None if reason is None else reason in got
 
 
 def test_the_norm_of_the_operator_is_that_of_the_layers():
     x = torch.randn(3, 8, dtype=torch.float64)
-    assert torch.equal(interaction._norm(x)[0], norm(x)) or (interaction._norm(x)[0] - norm(x)).abs().max() < 1e-15
+    torch.testing.assert_close(interaction._norm(x)[0], norm(x), rtol=1e-14, atol=0)

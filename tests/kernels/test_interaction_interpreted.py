@@ -125,10 +125,15 @@ def name_of(row: dict) -> str:
 def test_outputs_and_gradients(row, place):
     place(row)
     layer, reference = make_layers(row)
-    found = errors(results(layer, row), results(reference, row))
-    bound = TOLERANCES[row["dtype"]]
-    print(found)
-    assert max(found.values()) <= bound, found
+    expected = results(reference, row)
+    found = errors(results(layer, row), expected)
+    bounds = dict.fromkeys(found, TOLERANCES[row["dtype"]])
+    if row["dtype"].itemsize == 2:
+        # one number, summed over all rows with both signs: it may cancel, and is held to PyTorch's own error
+        layer.backend = "torch"
+        own = errors(results(layer, row), expected)["step_size"]
+        bounds["step_size"] = max(bounds["step_size"], 2 * own)
+    assert all(error <= bounds[name] for name, error in found.items()), found
 
 
 SMALL = BASE | {
