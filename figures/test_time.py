@@ -47,13 +47,14 @@ def draw(results: StudyResults) -> Figure:
         error.set_ylabel("excess MSE (units of $y^2$)")
         error.set_title("Error at test time")
         error.plot([], [], linestyle="", marker="o", markerfacecolor="none", color=INK, label="as trained")
-        cut = False
+        bottom, top = error.get_ylim()
+        cut = any((one["low"] < bottom).any() or (one["high"] > top).any() for one in summaries)
         for axes, name in zip(energies, layers, strict=True):
             axes.axhline(0, color=INK, linewidth=0.4, zorder=0.5)
             changes = [plots.mean_line(axes, one, "test_recursions", str(name)) for one in members]
             for one, change in zip(members, changes, strict=True):
                 _ring(axes, one, change)
-            cut = plots.show_range(axes, [0.0, *tested[name]], changes, stretch=0.2)
+            cut |= plots.show_range(axes, [0.0, *tested[name]], changes, stretch=0.2)
             axes.set_ylabel("mean $E(z_{T'}) - E(z_0)$")
             axes.set_title(str(name).removeprefix("energy_change ").capitalize())
         for axes in panels.flat:
@@ -62,6 +63,8 @@ def draw(results: StudyResults) -> Figure:
             axes.set_xlim(tried[0] / 1.15, tried[-1] * 1.15)
             axes.set_xlabel("steps $T'$ at test time")
         what = "$T'$ steps in every layer, with the weights and the step size of training."
+        if layers:
+            what += " The layer of (b) meets another input at every $T'$, so its fall need not grow with $T'$."
         counts = (n for summary in summaries for n in summary["n"])
         plots.finish(figure, f"{what} {plots.seeds_note(counts, 'Bands', cut=cut)}", results.note)
     return figure
