@@ -763,7 +763,7 @@ _NVIDIA = {
     ("backward_keys", "half", 32): (16, 32, 4, 2),
     ("backward_keys", "half", 64): (16, 32, 4, 2),
     ("backward_keys", "half", 128): (16, 16, 8, 2),
-    ("forward", "float32", 32): (16, 16, 4, 1),
+    ("forward", "float32", 32): (16, 16, 8, 1),
     ("backward_rows", "float32", 32): (16, 16, 8, 1),
     ("backward_keys", "float32", 32): (16, 16, 4, 1),
 }
@@ -784,7 +784,7 @@ CONFIGURATIONS: dict[tuple[str, str, int, str], Configuration] = {
 }
 """By kernel, dtype of the operands, padded width and architecture; docs/kernels.md says how they were found."""
 PER_HEAD_WIDTH = 64
-"""The largest width at which a diagonal per head compiles without spills."""
+"""The largest width at which a diagonal per head compiles without spills, in half precision; in float32 none does."""
 LARGEST_RANK = 8
 """Of the preconditioner: with U Vᵀ + V Uᵀ, two factors of rank 8 fill the 16 columns of a product."""
 
@@ -805,6 +805,8 @@ def why_not_shape(
     key = ("forward", str(dtype).removeprefix("torch."), padded(width, 32), architecture(device))
     if key not in CONFIGURATIONS:
         return f"the table of configurations has no entry for width {width} in {key[1]} on {key[3]}"
+    if per_head and dtype == torch.float32:
+        return "with a diagonal per head there is no configuration in float32"
     if per_head and width > PER_HEAD_WIDTH:
         return f"with a diagonal per head the widths go up to {PER_HEAD_WIDTH}, and the width is {width}"
     if rank > LARGEST_RANK:
@@ -1135,7 +1137,9 @@ def compile_cases() -> Iterator[CompileCase]:
         heads = 4
         for options, chosen in _COMPILED.items():
             usual = dtype == "bfloat16" and width == 64
-            if chosen["DIAGONAL"] == 2 and (width > PER_HEAD_WIDTH or (where == "gfx942" and not usual)):
+            if chosen["DIAGONAL"] == 2 and (
+                dtype == "float32" or width > PER_HEAD_WIDTH or (where == "gfx942" and not usual)
+            ):
                 continue
             if (chosen["DIAGONAL"] == 0 and not usual) or (dtype == "float16" and chosen["DIAGONAL"] != 1):
                 continue

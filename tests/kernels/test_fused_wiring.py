@@ -180,6 +180,7 @@ def test_reasons(monkeypatch):
         ({"width": 4096}, "no entry for width 4096 in bfloat16 on sm_80"),
         ({"dtype": torch.float32, "width": 128}, "no entry for width 128 in float32"),
         ({"width": 128, "per_head": True}, "the widths go up to 64"),
+        ({"dtype": torch.float32, "width": 32, "per_head": True}, "per head there is no configuration in float32"),
         ({"rank": 9}, "rank up to 8, and the rank is 9"),
         ({"heads": 16, "head_dim": 16}, "more than twice the width 64"),
     ],
