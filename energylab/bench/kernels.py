@@ -290,8 +290,7 @@ def gate(bench: Bench) -> list[str]:
     """What is wrong, one line each."""
     failures = []
     repeats, cases = (2, GATE[:4]) if bench.tiny else (REPEATS, GATE)
-    allow_tf32 = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
     start = time.monotonic()
     for kind, options, dtype, width in cases:
         shape = TINY[0] if bench.tiny else Shape(width, 61, 3, 3)
@@ -300,7 +299,6 @@ def gate(bench: Bench) -> list[str]:
             failures += [f"{name}: {line}" for line in check(bench, kind, options, dtype, shape, repeats)]
         except Exception as error:  # a kernel that does not launch is a failure of the gate, told with its case
             failures.append(f"{name}: {type(error).__name__}: {error}")
-    torch.backends.cuda.matmul.allow_tf32 = allow_tf32
     print(
         f"gate: {len(cases)} cases, {len(failures)} failures; {repeats} repeats bit for bit; "
         f"{time.monotonic() - start:.0f} s",
@@ -361,7 +359,7 @@ def results(layer: EnergyLayer, shape: Shape, device: torch.device) -> dict[str,
 
 
 def measure(bench: Bench) -> list[Measurement]:
-    torch.backends.cuda.matmul.allow_tf32 = True  # on both sides, where a side can
+    torch.backends.cuda.matmul.fp32_precision = "tf32"  # on both sides, where a side can
     bench.measure_machine()
     rates = ", ".join(f"{name} {rate / 1e12:.1f} TFLOP/s" for name, rate in bench.matmul_rates.items())
     print(f"measured: copy {bench.copy_rate / 1e9:.0f} GB/s, matrix product {rates}")
@@ -385,6 +383,7 @@ def measure_layer(
     bench: Bench, kind: str, dtype: str, options: dict, shape: Shape, compiled: bool
 ) -> list[Measurement]:
     label = " ".join([kind, *map(str, options.values())])
+    torch._dynamo.reset()  # or the many layers of one class reach its limit of recompilations
     found = []
     for mode in (FORWARD, TRAINING):
         functions, notes = {}, {}

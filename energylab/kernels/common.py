@@ -63,6 +63,7 @@ def padded(size: int, least: int = 16) -> int:
     return max(least, triton.next_power_of_2(size))
 
 
+@torch.compiler.assume_constant_result  # torch.compile cannot trace a question to the driver
 def architecture(device: torch.device) -> str:
     """The key of the configuration tables that fits a device best."""
     if device.type != "cuda":

@@ -450,9 +450,11 @@ INTERPRETER_CUT = Configuration(rows=64, units=64, num_warps=1)
 """The interpreter's time is a matter of how many operations there are, not of their size."""
 
 
+@torch.compiler.assume_constant_result  # a setting that torch.compile cannot trace
 def precision_of(dtype: torch.dtype) -> str:
     """``tf32`` where PyTorch's own products of float32 use it on a GPU, else ``ieee``; it matters for float32 only."""
-    return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    # not allow_tf32, which raises once somebody has used the newer setting
+    return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def _entry(kernel: str, dtype: torch.dtype, precision: str, width: int, architecture: str) -> tuple[str, str, int, str]:

@@ -29,7 +29,6 @@ def make_layer(dtype: torch.dtype = torch.float64, **options) -> CEMMLP:
 def on_cpu(monkeypatch):
     """Lets a layer choose the operator on the CPU, where it computes by its reference."""
     monkeypatch.setattr("energylab.layers.base.runs_on", lambda h: True)
-    monkeypatch.setattr(elementwise, "why_not_shape", lambda *arguments: None)
 
 
 def operands(options: dict) -> list[torch.Tensor | None]:
@@ -148,3 +147,15 @@ def test_a_width_or_rank_without_a_configuration_is_named():
     assert elementwise.why_not_shape(torch.bfloat16, cpu, 64, 8) is None
     assert "width 4096" in elementwise.why_not_shape(torch.float32, cpu, 4096, 0)
     assert "rank is 9" in elementwise.why_not_shape(torch.float32, cpu, 64, 9)
+
+
+def test_tf32_follows_the_setting_of_pytorch():
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    try:
+        for setting, expected in (("ieee", "ieee"), ("tf32", "tf32"), ("none", "ieee")):
+            matmul.fp32_precision = setting
+            assert elementwise.precision_of(torch.float32) == expected
+            assert elementwise.precision_of(torch.bfloat16) == "ieee"
+    finally:
+        matmul.fp32_precision = before
