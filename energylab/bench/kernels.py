@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     with options.output.open("w", newline="") as file:
         writer = csv.DictWriter(file, [f.name for f in fields(Measurement)], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(map(asdict, measurements))
+        writer.writerows([asdict(measurement) for measurement in measurements])
     report(measurements)
     print(f"\nwrote {options.output}")
 

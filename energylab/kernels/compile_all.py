@@ -341,16 +341,13 @@ def line(row: Row) -> str:
 def read(path: Path) -> dict[tuple[str, str, int, str], Row]:
     if not path.exists():
         return {}
+    rows = []
     with path.open(newline="") as file:
-        rows = [
-            Row(
-                **{
-                    field.name: int(entry[field.name]) if field.type is int else entry[field.name]
-                    for field in fields(Row)
-                }
-            )
-            for entry in csv.DictReader(file)
-        ]
+        for entry in csv.DictReader(file):
+            values: dict[str, Any] = {
+                f.name: int(entry[f.name]) if f.type is int else entry[f.name] for f in fields(Row)
+            }
+            rows.append(Row(**values))
     return {row.key: row for row in rows}
 
 
@@ -358,7 +355,7 @@ def write(path: Path, rows: Sequence[Row]) -> None:
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(map(asdict, rows))
+        writer.writerows([asdict(row) for row in rows])
 
 
 if __name__ == "__main__":

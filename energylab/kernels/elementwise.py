@@ -166,7 +166,8 @@ def _force(
     return force, energy
 
 
-@triton.jit(do_not_specialize=["rows", "steps", "rank"])
+# one compilation for every number of rows and steps, wherever in a sequence of launches
+@triton.jit(do_not_specialize=["rows", "steps", "rank"], do_not_specialize_on_alignment=["step_ptr", "energy_ptr"])
 def _descend(
     x_ptr,
     gate_ptr,
@@ -626,11 +627,12 @@ def launch_forward(
     force = inputs.empty(steps if forces else 0, *shape, dtype=dtype)
     step_sizes = inputs.step_sizes.to(inputs.accumulator).contiguous()
     preconditioner = _preconditioner(inputs, step_sizes)
-    constants = _constants(inputs, cut, precision)
+    constants: dict[str, Any] = _constants(inputs, cut, precision)
     grid = (triton.cdiv(rows, cut.rows),)
     for begin, end in [(0, steps)] if fused else [(t, t + 1) for t in range(steps)]:
         level = 1 + (inputs.final and end == steps)
-        out = output if end == steps else inputs.empty(*shape)  # between launches x stays in the accumulator's dtype
+        # between launches x stays in the accumulator's dtype
+        out = output if end == steps else inputs.empty(*shape)
         _descend[grid](
             x,
             gate,
@@ -645,9 +647,7 @@ def launch_forward(
             end - begin,
             _rank(inputs),
             **constants,
-            ENERGY=level if energies else 0,
-            SAVE=level if save else 0,
-            FORCES=forces,
+            **{"ENERGY": level if energies else 0, "SAVE": level if save else 0, "FORCES": forces},
         )
         x = out
     return output, energy, states, force
@@ -677,12 +677,11 @@ def launch_backward(
     q = inputs.empty(count, *inputs.x.shape, dtype=dtype)
     pulls = inputs.empty(count if inputs.scale is not None else 0, *inputs.x.shape, dtype=dtype)
     pull_x = inputs.empty(*inputs.x.shape, dtype=inputs.x.dtype)
-    constants = _constants(inputs, reverse, precision) | {"ENERGY": pull_energy is not None}
+    constants: dict[str, Any] = {**_constants(inputs, reverse, precision), "ENERGY": pull_energy is not None}
     preconditioner = _preconditioner(inputs, step_sizes)
     for begin, end in [(0, count)] if fused else [(t, t + 1) for t in reversed(range(count))]:
-        out = (
-            pull_x if begin == 0 else inputs.empty(*inputs.x.shape)
-        )  # between launches G stays in the accumulator's dtype
+        # between launches G stays in the accumulator's dtype
+        out = pull_x if begin == 0 else inputs.empty(*inputs.x.shape)
         _reverse[(triton.cdiv(rows, reverse.rows),)](
             pull,
             pull_energy_or_nothing,
@@ -701,10 +700,10 @@ def launch_backward(
             **constants,
         )
         pull = out
-    constants = _constants(inputs, reduce, precision) | {"ENERGY": pull_energy is not None}
+    constants = {**_constants(inputs, reduce, precision), "ENERGY": pull_energy is not None}
     del constants["P"], constants["RANK"]
-    chunks = triton.cdiv(units, constants["BLOCK_M"])
-    shares = min(triton.cdiv(rows, reduce.rows), triton.cdiv(PROGRAMS, chunks))
+    chunks = -(-units // constants["BLOCK_M"])
+    shares = min(-(-rows // reduce.rows), -(-PROGRAMS // chunks))
     pull_gate = inputs.empty(*gate.shape, dtype=dtype)
     pull_weight = inputs.empty(shares, units, width)
     pull_step = inputs.empty(shares, chunks, count)
@@ -755,34 +754,34 @@ class Gradients:
 _ACTIVATIONS = {"silu": SiLU(), "quadratic": Quadratic()}
 
 
-def _wide(inputs: Inputs) -> list[Tensor | None]:
-    """Gate, W, the step sizes and P in the accumulator's dtype."""
-    parts = (inputs.gate, inputs.weight, inputs.step_sizes, inputs.scale, inputs.left, inputs.right)
-    return [None if part is None else part.to(inputs.accumulator) for part in parts]
+def _in_accumulator(inputs: Inputs) -> Inputs:
+    """The same, all in the accumulator's dtype."""
+    parts = {field.name: getattr(inputs, field.name) for field in dataclasses.fields(inputs)}
+    wide: dict[str, Any] = {k: v.to(inputs.accumulator) if isinstance(v, Tensor) else v for k, v in parts.items()}
+    return Inputs(**wide)
 
 
 def dense_forward(inputs: Inputs, energies: bool, save: bool, forces: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What ``launch_forward`` computes, with the hidden activations in memory."""
-    gate, weight, step_sizes, *preconditioner = _wide(inputs)
-    phi = _ACTIVATIONS[inputs.activation]
-    x = inputs.x.to(inputs.accumulator)
+    wide, phi = _in_accumulator(inputs), _ACTIVATIONS[inputs.activation]
+    gate, weight, x = wide.gate, wide.weight, wide.x
     states, energy, force = [x], [], []
-    for step_size in step_sizes:
+    for step_size in wide.step_sizes:
         a = _norm(x)[0] @ weight.mT
         force.append((phi.activation(a) * gate) @ weight)
         energy.append(-(gate * phi.potential(a)).sum(-1))
-        x = x + step_size * precondition_dense(force[-1], *preconditioner)
+        x = x + step_size * precondition_dense(force[-1], wide.scale, wide.left, wide.right)
         states.append(x)
     energy.append(-(gate * phi.potential(_norm(x)[0] @ weight.mT)).sum(-1))
+
+    def stacked(values: list[Tensor], wanted: bool, dtype: torch.dtype) -> Tensor:
+        return torch.stack(values).to(dtype) if wanted else inputs.empty(0, *values[0].shape, dtype=dtype)
+
     return (
         x.to(inputs.x.dtype, copy=True),
-        torch.stack(energy[: inputs.states]) if energies else inputs.empty(0, *inputs.x.shape[:-1]),
-        torch.stack(states[: inputs.states]).to(inputs.x.dtype)
-        if save
-        else inputs.empty(0, *inputs.x.shape, dtype=inputs.x.dtype),
-        torch.stack(force).to(inputs.weight.dtype)
-        if forces
-        else inputs.empty(0, *inputs.x.shape, dtype=inputs.weight.dtype),
+        stacked(energy[: inputs.states], energies, inputs.accumulator),
+        stacked(states[: inputs.states], save, inputs.x.dtype),
+        stacked(force, forces, inputs.weight.dtype),
     )
 
 
@@ -790,9 +789,10 @@ def dense_backward(
     inputs: Inputs, pull_output: Tensor, pull_energy: Tensor | None, states: Tensor, forces: Tensor
 ) -> Gradients:
     """What ``launch_backward`` computes: the algebra at the top of this file, line by line."""
-    gate, weight, step_sizes, *preconditioner = _wide(inputs)
-    phi = _ACTIVATIONS[inputs.activation]
-    if inputs.final:
+    wide, phi = _in_accumulator(inputs), _ACTIVATIONS[inputs.activation]
+    gate, weight, step_sizes = wide.gate, wide.weight, wide.step_sizes
+    preconditioner = wide.scale, wide.left, wide.right
+    if inputs.final:  # E(x_T) without a step from there
         step_sizes = torch.cat([step_sizes, step_sizes.new_zeros(1)])
     pull = pull_output.to(inputs.accumulator)
     pull_weight, pull_gate = torch.zeros_like(weight), torch.zeros_like(gate)
