@@ -291,20 +291,31 @@ def gate(bench: Bench) -> list[str]:
     failures = []
     repeats, cases = (2, GATE[:4]) if bench.tiny else (REPEATS, GATE)
     torch.backends.cuda.matmul.fp32_precision = "ieee"
-    start = time.monotonic()
+    start, tried = time.monotonic(), set()
     for kind, options, dtype, width in cases:
         shape = TINY[0] if bench.tiny else Shape(width, 61, 3, 3)
         name = f"{kind} {options or ''}, {str(dtype).removeprefix('torch.')}, {shape}"
+        if (reason := unavailable(bench, kind, shape, dtype, options)) is not None:
+            print(f"gate: no kernel for {name}: {reason}")
+            continue
+        tried.add(kind)
         try:
             failures += [f"{name}: {line}" for line in check(bench, kind, options, dtype, shape, repeats)]
         except Exception as error:  # a kernel that does not launch is a failure of the gate, told with its case
             failures.append(f"{name}: {type(error).__name__}: {error}")
+    failures += [f"{kind}: no case has a kernel here" for kind in ("attention", "mlp") if kind not in tried]
     print(
         f"gate: {len(cases)} cases, {len(failures)} failures; {repeats} repeats bit for bit; "
         f"{time.monotonic() - start:.0f} s",
         flush=True,
     )
     return failures
+
+
+def unavailable(bench: Bench, kind: str, shape: Shape, dtype: torch.dtype, options: dict) -> str | None:
+    """Why there is no fused kernel for a layer; None if there is one."""
+    layer = make(kind, shape, "triton", bench.device, dtype, **options)
+    return layer._why_not_here(torch.empty(1, 1, shape.width, device=bench.device, dtype=dtype))
 
 
 def check(bench: Bench, kind: str, options: dict, dtype: torch.dtype, shape: Shape, repeats: int) -> Iterator[str]:
@@ -373,6 +384,9 @@ def measure(bench: Bench) -> list[Measurement]:
             if bench.left < 0:
                 print(f"the budget is used; not measured: {', '.join(map(str, shapes[index:]))}")
                 return found
+            if (reason := unavailable(bench, kind, shape, DTYPES[dtype], options)) is not None:
+                print(f"\n{kind}, {dtype}, {shape}: no fused kernel: {reason}")
+                continue
             # compiling takes longer than all else: where it matters most, and then where there is time
             compiled = index == 0 or (shape.recursions == 8 and bench.left > 60)
             found += measure_layer(bench, kind, dtype, options, shape, compiled)
@@ -565,6 +579,7 @@ def print_shape(found: Sequence[Measurement]) -> None:
 def report(found: Sequence[Measurement]) -> None:
     """The figures with a target, where they were measured."""
     if not found:
+        print("nothing was measured")
         return
     times = {
         (m.layer, m.dtype, m.variant): m.median_ms
