@@ -770,7 +770,12 @@ _NVIDIA = {
 _OF = {
     "sm_80": _NVIDIA,
     "sm_86": _NVIDIA,
-    "sm_90": _NVIDIA | {("backward_rows", "half", 32): (16, 16, 8, 2), ("backward_rows", "half", 64): (16, 16, 8, 2)},
+    "sm_90": _NVIDIA
+    | {
+        ("forward", "half", 64): (16, 16, 4, 2),
+        ("backward_rows", "half", 32): (16, 16, 8, 2),
+        ("backward_rows", "half", 64): (16, 16, 8, 2),
+    },
     # a wave has 64 lanes, so that 4 are the 8 warps of the others; two stages do not fit the shared memory
     "gfx942": {key: (*cut[:2], 4, 1) for key, cut in _NVIDIA.items()},
 }
