@@ -7,6 +7,9 @@ softmax) has the accumulator's, float32, or float64 where a test asks for it in 
 (``other=``), and program offsets are 64 bits wide.
 """
 
+# a jitted function's constants are written as plain values, which its annotations do not say
+# pyright: reportArgumentType=false, reportReturnType=false
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -22,6 +22,9 @@ matrix products: no atomics, so the same numbers each time. docs/kernels.md has 
 Shape suffixes: B sequences, N positions, H heads, K rank of a head, D width, T steps. In kernels BM rows by BN keys.
 """
 
+# a jitted function's constants are written as plain values, which its annotations do not say
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOptionalSubscript=false
+
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
