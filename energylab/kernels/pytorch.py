@@ -24,6 +24,7 @@ from energylab.energies import (
     LowRankTerm,
     SharedDiagonalTerm,
 )
+from energylab.energies.interaction import log_sum_exp
 
 ABSORBED_BREAK_EVEN = 1.5
 """How many times the multiplications of the explicit form the absorbed one may spend and still be faster on a CPU: its
@@ -125,9 +126,7 @@ class AbsorbedInteraction(FastInteraction):
         return p_BNHJ.flatten(2) @ self.b_BCD
 
     def _value(self, logits_BNHJ: Tensor, p_BNHJ: Tensor) -> Tensor:
-        # log-sum-exp by its largest term, s_j − log p_j, which cannot underflow: two maxima instead of another exponential
-        lse_BNH = logits_BNHJ.amax(-1) - p_BNHJ.amax(-1).log()
-        return -self.reference.temperature * lse_BNH.sum(-1)
+        return -self.reference.temperature * log_sum_exp(logits_BNHJ, p_BNHJ).sum(-1)
 
 
 def _absorbing_pays(low_rank: LowRankTerm, others: Sequence[InteractionTerm], width: int) -> bool:

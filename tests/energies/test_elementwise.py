@@ -57,6 +57,9 @@ def test_the_float32_table_is_exact_between_its_points_and_where_it_ends():
     for values in (a, 1.5 * a):  # within the table, and past its end, where one value sends all to the formula
         exact = silu_potential(values.double())
         assert ((silu_potential(values).double() - exact) / exact).abs().max() < 1e-6
+    table = a[:600_000].view(2, 300, 1000)
+    for view in (table.mT, table[0, 0, 0], table[:, 3]):  # any layout
+        torch.testing.assert_close(silu_potential(view).double(), silu_potential(view.double()), rtol=1e-6, atol=0)
     assert silu_potential(torch.tensor([1.0, math.nan])).isnan().tolist() == [False, True]
 
 
