@@ -65,7 +65,7 @@ class RunOptions:
     shard: Annotated[str | None, tyro.conf.arg(metavar="I/N", help_behavior_hint="(default: all runs)")] = None
     """Execute part I of N of the study, I = 1..N, while other commands execute the others."""
     time_limit: Annotated[str | None, tyro.conf.arg(metavar="TIME", help_behavior_hint="(default: none)")] = None
-    """How long a run may train, as 90m or 1h30m; after that it is saved, and goes on when given longer."""
+    """How long a run may train, as 90m or 1h30m; after that it is saved; a longer one with --retry-failed goes on."""
     retry_failed: bool = False
     """Run those that failed before or were killed, and no others."""
 
@@ -258,6 +258,9 @@ Example:
                     f"--{_dashed(key)}: expected it with --executor ray only, got --executor {options.executor}"
                 )
 
+    import torch
+
+    from energylab.kernels.available import runs_on, why_not
     from energylab.study import driver
     from energylab.study.progress import Live, Plain
     from energylab.study.version import current_code
@@ -271,7 +274,11 @@ Example:
     if options.executor != "ray":  # its devices are those of the cluster
         for config in study.runs:
             with project.problems(path.as_posix() if options.device == "study" else "--device"):
-                resolve_device(config.training.device)
+                device = resolve_device(config.training.device)
+                if config.model.backend == "triton" and not runs_on(probe := torch.empty(0, device=device)):
+                    raise ValueError(
+                        f"backend: triton cannot run here: {why_not(probe)}; allowed here: auto, reference, torch"
+                    )
     executor = _executor(options)
     runs = study.runs if part is None else driver.shard(study.runs, *part)
     folder = options.results / study.name
@@ -288,7 +295,8 @@ Example:
     print(f"{shown}: {counts}; results in {folder}", flush=True)
     for sentence, those in _by_sentence(outcomes).items():
         print(f"{those[0]}{f' and {len(those) - 1} more' if len(those) > 1 else ''}: {sentence}", flush=True)
-    again = shlex.join(["energylab", "run", *words])
+    # without the limit on time, which a run that reached it would only reach again
+    again = shlex.join(["energylab", "run", *_without_option("--time-limit", words)])
     display = (Live if sys.stdout.isatty() else Plain)(tasks, at_a_time)
     with _stop_on_signal(display.say) as stop, display:
         outcomes += driver.execute(
@@ -302,6 +310,15 @@ Example:
             stop=stop,
         )
     return _conclude(shown, len(runs), outcomes, stopped=stop(), again=again)
+
+
+def _without_option(option: str, words: Sequence[str]) -> list[str]:
+    kept, skip = [], False
+    for word in words:
+        if not (skip or word == option or word.startswith(f"{option}=")):
+            kept.append(word)
+        skip = word == option
+    return kept
 
 
 def _executor(options: RunOptions) -> Any:
@@ -497,6 +514,8 @@ Example:
         print(f"{word}: no report: {results}", file=sys.stderr)
         return 1
     target = options.output or options.results / f"{results.name}.html"
+    if target.name == "" or target.is_dir():
+        raise Problem(f"--output: expected a file to write, got {options.output}")
     project.check_writable("--output", target.parent)
 
     from energylab.plotting import style

@@ -196,11 +196,14 @@ def draw(results: StudyResults) -> Figure:
         axes.set_ylim(row - 0.4, -0.7)
         shown = pd.concat([rows[rows["n"] > 0] for _, rows in judged])
         cut = plots.show_range(axes, [0.0, *shown["mean"]], [shown], stretch=0.6, along="x")
-        axes.set_xlabel("difference in excess MSE (units of $y^2$); left of 0 the first model is better")
+        axes.set_xlabel("difference in excess MSE (units of $y^2$)")
         what = (
-            "Paired by seed; intervals: Student $t$, 95 % for each claim together (Bonferroni within it). Grey: what would"
-            " be too small to matter."
+            "Left of 0 the first model is better. Paired by seed; intervals: Student $t$, 95 % for the comparisons of a"
+            " claim together (Bonferroni). Grey: what would be too small to matter."
         )
+        comparisons = sum(len(claim.comparisons) for claim in CLAIMS)
+        if len(shown) < comparisons:
+            what += f" {comparisons - len(shown)} of {comparisons} comparisons have no runs yet: their claims are undecided."
         plots.caption(figure, what + (" Wide intervals are cut." if cut else ""), results.note)
     return figure
 

@@ -34,8 +34,11 @@ from energylab.layers.base import check_choice
 from energylab.layers.descent import angle
 from energylab.models import InContextRegressor
 from energylab.tasks import GaussianProcessPrior
+from energylab.tasks.conditions import TEST_TASKS
 
 PLANES = ("trajectory", "hessian", "random")
+LARGEST_GRID = 2001
+"""Points along a side: four million energies."""
 CONTINUED = 1024
 """Steps up to which the path goes on."""
 STILL = 1e-6
@@ -103,15 +106,17 @@ def landscape(
         layer: its name, as ``block 0 attention``.
         position: counts pairs, 0 to num_points − 1.
         plane: ``trajectory``, ``hessian`` or ``random``.
-        size: points along each side of the grid, at least 2.
+        size: points along each side of the grid, 2 to 2001.
         seed: of the random plane.
 
     Raises ValueError for a model without CEM layers, a layer that does not exist (it says which do), a position out of
     range, another plane, or a layer with a refreshed history.
     """
     check_choice("plane", plane, PLANES)
-    if isinstance(size, bool) or not isinstance(size, int) or size < 2:
-        raise ValueError(f"size: expected an integer of at least 2, got {size!r}")
+    if isinstance(size, bool) or not isinstance(size, int) or not 2 <= size <= LARGEST_GRID:
+        raise ValueError(f"size: expected an integer from 2 to {LARGEST_GRID}, got {size!r}")
+    if isinstance(task, bool) or not isinstance(task, int) or not 0 <= task < TEST_TASKS:
+        raise ValueError(f"task: expected 0 to {TEST_TASKS - 1}, one of the test tasks, got {task!r}")
     one = find_layer(model, layer, prior, num_points, first_task=task)
     if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position < num_points:
         raise ValueError(f"position: expected 0 to {num_points - 1}, a pair of the task, got {position!r}")

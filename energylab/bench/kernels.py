@@ -96,7 +96,12 @@ class Measurement:
 
 def main(arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(prog="energylab bench kernels", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--device", default="cuda", help="default %(default)s; cpu only under TRITON_INTERPRET=1")
+    parser.add_argument(
+        "--device",
+        default="cuda",
+        choices=("cuda", "cpu"),
+        help="default %(default)s; cpu only under TRITON_INTERPRET=1",
+    )
     parser.add_argument("--budget", type=float, default=300, help="seconds in all (default %(default)s)")
     parser.add_argument("--output", type=Path, default=Path("runs/bench_kernels.csv"), help="default %(default)s")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, few rounds: a rehearsal")

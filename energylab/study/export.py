@@ -52,6 +52,8 @@ def export_study(folder: Path, output: Path, weights: Weights = "one") -> Export
     Raw traces stay behind: the weights give them back (`RunResults.traces`). The exported folder has the layout of the
     original, so that everything reads both. Raises ValueError if `output` holds runs of other settings.
     """
+    if output.resolve() == folder.resolve():
+        raise ValueError(f"output: expected another folder than that of the results, got {output}")
     try:
         study = check_study(folder)
     except Damaged as error:

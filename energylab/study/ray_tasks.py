@@ -6,6 +6,7 @@ run continues from its last state; a run that fails by itself is an outcome like
 """
 
 import contextlib
+import dataclasses
 import os
 import time
 import uuid
@@ -102,9 +103,7 @@ class RayTasks(Executor):
     def _start(self, task: Task, code: Code, signal: Path) -> Any:
         gpus = self._gpus(task)
         # Ray tasks without a GPU may see all of them, so the device is said, not found
-        placed = Task(
-            config=task.config.on("cuda" if gpus else "cpu"), directory=task.directory, time_limit=task.time_limit
-        )
+        placed = dataclasses.replace(task, config=task.config.on("cuda" if gpus else "cpu"))
         remote = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES, retry_exceptions=False)(_execute)
         return remote.remote(placed.say(code), str(signal))
 

@@ -188,20 +188,24 @@ class _Run:
         if state is None:
             if self.reuse and (elsewhere := trained_elsewhere(self.config, self.directory)) is not None:
                 state, notice = elsewhere
-                trainer.load_state_dict(state["trainer"])
+                self._take_up(state, trainer)
                 self.notices.append(notice)
             self._begin_session(trainer)
             self._save(trainer)
             return
-        trainer.load_state_dict(state["trainer"])
-        if "learning" in state:  # older states have none
-            self.learning.load_state_dict(state["learning"])
+        self._take_up(state, trainer)
         self.started = state["started"]
-        unknown = {field.name: None for field in dataclasses.fields(Code)}
-        self.history = state.get("history", [{"start": None, "step": None, **unknown}] * state["sessions"])
         self._begin_session(trainer)
         self.notices = [*state["notices"], *self.notices]
         self.saved = trainer.step
+
+    def _take_up(self, state: dict[str, Any], trainer: Trainer) -> None:
+        """Where the training was left, what was recorded on the way, and by which code."""
+        trainer.load_state_dict(state["trainer"])
+        if "learning" in state:  # older states have none
+            self.learning.load_state_dict(state["learning"])
+        unknown = {field.name: None for field in dataclasses.fields(Code)}
+        self.history = state.get("history", [{"start": None, "step": None, **unknown}] * state["sessions"])
 
     def _begin_session(self, trainer: Trainer) -> None:
         self.history = [*self.history, {"start": _now(), "step": trainer.step, **dataclasses.asdict(self.code)}]

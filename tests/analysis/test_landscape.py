@@ -183,7 +183,7 @@ def test_every_kind_of_model_can_be_looked_at(kind):
         ({}, {"position": N}, f"position: expected 0 to {N - 1}, a pair of the task, got {N}"),
         ({}, {"position": -1}, "position: expected 0 to"),
         ({}, {"plane": "flat"}, "plane: expected one of trajectory, hessian, random, got 'flat'"),
-        ({}, {"size": 1}, "size: expected an integer of at least 2, got 1"),
+        ({}, {"size": 1}, "size: expected an integer from 2 to 2001, got 1"),
         ({"history": "refreshed"}, {}, "history: expected fixed, got refreshed"),
     ],
 )

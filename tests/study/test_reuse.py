@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from tiny_runs import assert_same_results, tiny_config, train
 
@@ -23,6 +24,26 @@ def test_equal_training_is_taken_over(tmp_path: Path, monkeypatch: pytest.Monkey
     assert provenance is not None
     assert provenance["notices"] == list(outcome.notices)
     assert set(load_run(directory).evaluation["condition"]) == {"in-prior", "double-noise"}
+
+
+def test_what_was_recorded_and_by_which_code_comes_along(tmp_path: Path) -> None:
+    config = tiny_config(trace_every=5, snapshots=2)
+    assert train(config, tmp_path / "one").state == "finished"
+    other = dataclasses.replace(config, variant="another name")
+    assert train(other, tmp_path / "two", reuse=True).state == "finished"
+    donor, taker = load_run(tmp_path / "one" / config.name), load_run(tmp_path / "two" / other.name)
+    assert taker.learning is not None
+    assert donor.learning is not None
+    pd.testing.assert_frame_equal(
+        taker.learning.drop(columns="variant"), donor.learning.drop(columns="variant"), check_exact=True
+    )
+    paths = [tmp_path / "one" / config.name, tmp_path / "two" / other.name]
+    assert paths[0].joinpath(store.SNAPSHOTS).read_bytes() == paths[1].joinpath(store.SNAPSHOTS).read_bytes()
+    first, second = (store.check_run(path) for path in paths)
+    assert first is not None
+    assert second is not None
+    assert [session["step"] for session in second["history"]] == [0, 20]
+    assert second["history"][0] == first["history"][0]
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"steps": 21}, {"recursions": 3}, {"learning_rate": 0.1}])

@@ -191,6 +191,14 @@ def test_export_names_damage_and_keeps_what_was_exported(study_folder: Path, tmp
     assert set(load_results(output)["run"]) == {config.name for config in configs}
 
 
+def test_export_onto_itself_is_refused(study_folder: Path) -> None:
+    store.write_study(study_folder, Study("tiny", [tiny_config()]), {})
+    before = {path: path.read_bytes() for path in study_folder.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=r"^output: expected another folder than that of the results, got .*tiny"):
+        export_study(study_folder, study_folder / ".." / study_folder.name, "none")
+    assert before == {path: path.read_bytes() for path in study_folder.rglob("*") if path.is_file()}
+
+
 def test_export_refuses_to_mix_settings(study_folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "exported"
     for configs in ([tiny_config()], [tiny_config(seed=1)]):
