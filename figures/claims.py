@@ -204,7 +204,7 @@ def draw(results: StudyResults) -> Figure:
         comparisons = sum(len(claim.comparisons) for claim in CLAIMS)
         if len(shown) < comparisons:
             what += f" {comparisons - len(shown)} of {comparisons} comparisons have no runs yet: their claims are undecided."
-        plots.caption(figure, what + (" Wide intervals are cut." if cut else ""), results.note)
+        plots.caption(figure, what + (" Wide intervals are cut." if cut else ""))
     return figure
 
 

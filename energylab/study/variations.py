@@ -14,8 +14,8 @@ TUNING_SEED = 1_000
 def tuning(study: Study, rates: Sequence[float] = LEARNING_RATES, steps: int = TUNING_STEPS) -> Study:
     """Each (variant, T) of a study at several learning rates, one seed, judged on validation tasks only.
 
-    Every variant has the same budget. More than two steps are not tuned: T = 4 and T = 8 take the rate of T = 2. The
-    runs are shorter than those of the study, which favours larger rates, for all variants alike.
+    Every variant has the same budget. More than two steps are not tuned: T = 4 and T = 8 take the rate of T = 2. Runs
+    shorter than those of the study favour larger rates: what a short sweep prefers is to be confirmed at full length.
     """
     runs = [
         dataclasses.replace(
