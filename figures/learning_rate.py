@@ -29,7 +29,11 @@ def draw(results: StudyResults) -> Figure:
         columns = plots.columns_that_fit(2, narrowest=2.4)
         figure, panels = plots.new_figure(1, 1, shape=0.72 if columns == 1 else 0.42)
         axes = panels[0, 0]
-        means = [plots.mean_line(axes, one, "learning_rate", "excess_mse") for one in plots.series(runs)]
+        means = []
+        for one in plots.series(runs):
+            means.append(plots.mean_line(axes, one, "learning_rate", "excess_mse"))
+            tried, mean = means[-1]["learning_rate"], means[-1]["mean"]
+            axes.plot(tried, mean, color=one.colour, linestyle="", marker=one.style.marker, markersize=3.5, zorder=4)
         cut = plots.show_range(axes, runs["excess_mse"], means, stretch=0.5)
         axes.set_ylim(bottom=0)
         axes.set_xscale("log", base=2)
