@@ -89,7 +89,7 @@ def landscape(
     tell("drawing", 0)
     folder = Path(output)
     stem = f"{found.layer.replace(', ', ' ').replace(' ', '-')}-pair{found.pair}-{found.plane}"
-    stem += "" if step is None else f"-step{step}"
+    stem += (f"-task{task}" if task else "") + ("" if step is None else f"-step{step}")
     _write(folder, **{f"{stem}-grid": found.grid, f"{stem}-path": found.path, f"{stem}-cuts": found.cuts})
     model = name_of(run) + ("" if step is None else f" after {step} training steps")
     written = save(draw_landscape(found, model=model), folder / stem)

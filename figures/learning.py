@@ -58,8 +58,8 @@ def draw(results: StudyResults) -> Figure:
                 axes.remove()
         plots.finish(
             figure,
-            f"Query tokens of validation tasks, medians over positions. Top: after each step $t$ of $T={largest}$; band: "
-            "interquartile range at $t=T$. Middle: the whole layer. Bottom: share of positions whose energy rises, in the "
+            f"Query tokens of validation tasks, medians over positions. First row of a layer: after each step $t$ of $T={largest}$; band: "
+            "interquartile range at $t=T$. Second: the whole layer. Third: share of positions whose energy rises, in the "
             f"worst of the layer’s steps. {plots.seeds_note(counts, 'Bands')}",
             results.note,
         )
