@@ -58,9 +58,10 @@ def draw(results: StudyResults) -> Figure:
                 axes.remove()
         plots.finish(
             figure,
-            f"Query tokens of validation tasks, medians over positions. First row of a layer: after each step $t$ of $T={largest}$; band: "
-            "interquartile range at $t=T$. Second: the whole layer. Third: share of positions whose energy rises, in the "
-            f"worst of the layer’s steps. {plots.seeds_note(counts, 'Bands')}",
+            "Query tokens of validation tasks, medians over positions. First row of a layer: after each step $t$ of "
+            f"$T={largest}$; band: "
+            "interquartile range at $t=T$. Second: the whole layer. Third: share of positions whose energy rises, in "
+            f"the worst of the layer’s steps. {plots.seeds_note(counts, 'Bands')}",
             results.note,
         )
     return figure
