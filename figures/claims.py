@@ -7,7 +7,7 @@ written down before the runs that decide them, except for the runs of the recurs
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pandas as pd
 
@@ -35,111 +35,68 @@ GAIN = 0.001
 LITTLE = 0.002
 """A loss below this, a seventh of the excess MSE of Llama, is little."""
 
+
+def _compare(study: str, a: Model, asks: Literal["lower", "close", "different"], b: Model) -> Comparison:
+    return Comparison(study=study, a=a, b=b, asks=asks, margin=LITTLE if asks == "close" else GAIN)
+
+
+CEM_1, CEM_2, PLAIN, LLAMA = Model("CEM", 1), Model("CEM", 2), Model("CEM no diagonal"), Model("Llama")
+
 CLAIMS = (
     Claim(
         key="a",
         sentence="Tied weights lose little, at half of the attention's and two thirds of the MLP's parameters",
         comparisons=(
-            Comparison(
-                study="tied_weights",
-                a=Model("CEM no diagonal"),
-                b=Model("Llama"),
-                asks="close",
-                margin=LITTLE,
-            ),
-            Comparison(
-                study="tied_weights",
-                a=Model("CEM attention, Llama MLP"),
-                b=Model("Llama"),
-                asks="close",
-                margin=LITTLE,
-            ),
-            Comparison(
-                study="tied_weights",
-                a=Model("Llama attention, CEM MLP"),
-                b=Model("Llama"),
-                asks="close",
-                margin=LITTLE,
-            ),
-            Comparison(
-                study="tied_weights",
-                a=Model("CEM no diagonal, equal parameters"),
-                b=Model("Llama"),
-                asks="close",
-                margin=LITTLE,
-            ),
+            _compare("tied_weights", PLAIN, "close", LLAMA),
+            _compare("tied_weights", Model("CEM attention, Llama MLP"), "close", LLAMA),
+            _compare("tied_weights", Model("Llama attention, CEM MLP"), "close", LLAMA),
+            _compare("tied_weights", Model("CEM no diagonal, equal parameters"), "close", LLAMA),
         ),
     ),
     Claim(
         key="b1",
         sentence="T = 2 beats T = 1, in attention and in the MLP",
         comparisons=(
-            Comparison(study="recursion", a=Model("CEM", 2), b=Model("CEM", 1), asks="lower", margin=GAIN),
-            Comparison(
-                study="recursion_by_part",
-                a=Model("CEM T = 2 in attention"),
-                b=Model("CEM", 1),
-                asks="lower",
-                margin=GAIN,
-            ),
-            Comparison(
-                study="recursion_by_part",
-                a=Model("CEM T = 2 in the MLP"),
-                b=Model("CEM", 1),
-                asks="lower",
-                margin=GAIN,
-            ),
+            _compare("recursion", CEM_2, "lower", CEM_1),
+            _compare("recursion_by_part", Model("CEM T = 2 in attention"), "lower", CEM_1),
+            _compare("recursion_by_part", Model("CEM T = 2 in the MLP"), "lower", CEM_1),
         ),
     ),
     Claim(
         key="b2",
         sentence="T = 4 and T = 8 lower the error further",
         comparisons=(
-            Comparison(study="recursion", a=Model("CEM", 4), b=Model("CEM", 2), asks="lower", margin=GAIN),
-            Comparison(study="recursion", a=Model("CEM", 8), b=Model("CEM", 2), asks="lower", margin=GAIN),
+            _compare("recursion", Model("CEM", 4), "lower", CEM_2),
+            _compare("recursion", Model("CEM", 8), "lower", CEM_2),
         ),
     ),
     Claim(
         key="c",
         sentence="A head-shared diagonal is essential: it beats none",
         comparisons=(
-            Comparison(study="diagonal", a=Model("CEM", 1), b=Model("CEM no diagonal", 1), asks="lower", margin=GAIN),
-            Comparison(study="diagonal", a=Model("CEM", 2), b=Model("CEM no diagonal", 2), asks="lower", margin=GAIN),
+            _compare("diagonal", CEM_1, "lower", Model("CEM no diagonal", 1)),
+            _compare("diagonal", CEM_2, "lower", Model("CEM no diagonal", 2)),
         ),
     ),
     Claim(
         key="d",
         sentence="Learned preconditioners add little: going without one loses little",
         comparisons=tuple(
-            Comparison(study="preconditioner", a=Model("CEM"), b=Model(f"CEM P {kind}"), asks="close", margin=LITTLE)
+            _compare("preconditioner", Model("CEM"), "close", Model(f"CEM P {kind}"))
             for kind in ("diagonal", "diagonal low rank", "diagonal low rank positive")
         ),
     ),
     Claim(
         key="e",
         sentence="CEM layers alone, with T = 2 and preconditioners, match Llama with fewer parameters",
-        comparisons=(
-            Comparison(study="full_cem", a=Model("CEM preconditioned"), b=Model("Llama"), asks="close", margin=LITTLE),
-        ),
+        comparisons=(_compare("full_cem", Model("CEM preconditioned"), "close", LLAMA),),
     ),
     Claim(
         key="f",
         sentence="Recursion within a layer is not the same as looping a block",
         comparisons=(
-            Comparison(
-                study="looping",
-                a=Model("CEM", 2),
-                b=Model("CEM looped block"),
-                asks="different",
-                margin=GAIN,
-            ),
-            Comparison(
-                study="looping",
-                a=Model("CEM, equal operations"),
-                b=Model("CEM looped block"),
-                asks="different",
-                margin=GAIN,
-            ),
+            _compare("looping", CEM_2, "different", Model("CEM looped block")),
+            _compare("looping", Model("CEM, equal operations"), "different", Model("CEM looped block")),
         ),
     ),
 )
