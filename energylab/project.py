@@ -209,7 +209,7 @@ def together(results: Sequence["StudyResults"]) -> "StudyResults":
 
     tables = {
         field: pd.concat([getattr(result, field) for result in results], ignore_index=True)
-        for field in ("errors", "descent", "training", "learning", "test_time")
+        for field in ("errors", "descent", "training", "learning", "test_time", "circuits")
     }
     return StudyResults(
         name="+".join(result.name for result in results),

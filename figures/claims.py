@@ -99,6 +99,14 @@ CLAIMS = (
             _compare("looping", Model("CEM, equal operations"), "different", Model("CEM looped block")),
         ),
     ),
+    Claim(
+        key="g",
+        sentence="Ours: ties cost since a head moves what it looks for; an indefinite P parts the two, a positive one not",
+        comparisons=(
+            _compare("untying", Model("CEM indefinite P", 1), "lower", Model("CEM no diagonal", 1)),
+            _compare("untying", Model("CEM indefinite P", 1), "lower", Model("CEM positive P", 1)),
+        ),
+    ),
 )
 
 NEEDS = tuple(dict.fromkeys(comparison.study for claim in CLAIMS for comparison in claim.comparisons))

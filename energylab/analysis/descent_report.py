@@ -28,7 +28,8 @@ class DescentReport:
     steps: pd.DataFrame
     """A row for each ``layer``, ``block``, ``part``, ``step`` (t), ``token``: the columns of
     `energylab.analysis.descent.summarise`, and, of the step from t to t+1, ``angle_median``: between x_{t+1} − x_t and
-    −∇E(z_t). It is 0 for plain gradient steps, π for a negative step size; a preconditioner or momentum turns the step.
+    −∇E(z_t), 0 for plain gradient steps, π for a negative step size, while a preconditioner or momentum turns the step; and
+    ``bend_median``: between x_{t+1} − x_t and the first step, x_1 − x_0. Where it stays near 0, T steps are one long step.
     """
     layers: pd.DataFrame
     """A row for each layer: the columns of `energylab.analysis.certificates.certify`; for query and pair tokens the
@@ -74,9 +75,9 @@ def describe_descent(
 
 
 @torch.no_grad()
-def step_angles(layer, h: Tensor) -> Tensor:
-    """The angle between x_{t+1} − x_t and −∇E(z_t | u_t), (T, B, N), in radians."""
-    states = layer.trace(h).states
+def step_angles(layer, states: Tensor) -> Tensor:
+    """The angle between x_{t+1} − x_t and −∇E(z_t | u_t), (T, B, N), in radians, of a layer's ``states``, (T+1, B, N, D)."""
+    h = states[0]
     angles = []
     for t, (before, after) in enumerate(itertools.pairwise(states)):
         history = h if layer.history == "fixed" else states[t]
@@ -84,16 +85,23 @@ def step_angles(layer, h: Tensor) -> Tensor:
     return torch.stack(angles)
 
 
+def bends(states: Tensor) -> Tensor:
+    """The angle between x_{t+1} − x_t and the first step, (T, B, N), in radians, of a layer's ``states``, (T+1, B, N, D)."""
+    steps = states.diff(dim=0)
+    return angle(steps, steps[:1].expand_as(steps))
+
+
 def _angles(model: InContextRegressor, prior: GaussianProcessPrior, num_points: int, tasks: int) -> pd.DataFrame:
     rows = []
     for one in layer_inputs(model, prior, num_points, tasks):
-        angles = step_angles(one.layer, one.h)
-        for token in dict.fromkeys(one.tokens):
-            here = np.array(one.tokens) == token
-            for step, of_step in enumerate(angles.numpy()):
-                rows.append(
-                    {"layer": one.name, "step": step, "token": token, "angle_median": np.median(of_step[:, here])}
-                )
+        states = one.layer.trace(one.h).states
+        angles = zip(step_angles(one.layer, states).numpy(), bends(states).numpy(), strict=True)
+        for step, (angle_BN, bend_BN) in enumerate(angles):
+            for token in dict.fromkeys(one.tokens):
+                here = np.array(one.tokens) == token
+                row = {"layer": one.name, "step": step, "token": token}
+                row |= {"angle_median": np.median(angle_BN[:, here]), "bend_median": np.median(bend_BN[:, here])}
+                rows.append(row)
     return pd.DataFrame(rows).astype({"step": np.int16})
 
 

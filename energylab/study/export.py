@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import pandas as pd
+
+from energylab.analysis.circuits import circuits
 from energylab.study.config import RunConfig
 from energylab.study.files import (
+    CIRCUITS,
     CONFIG,
     DESCENT,
     EVALUATION,
@@ -26,7 +30,7 @@ from energylab.study.files import (
     write_provenance,
     write_signed,
 )
-from energylab.study.store import check_run, parquet, read_config, read_table
+from energylab.study.store import check_run, label, load_run, parquet, read_config, read_table
 
 Weights = Literal["none", "one", "all"]
 """Whose weights are exported: nobody's, those of the smallest seed of each (variant, T), or everybody's."""
@@ -102,10 +106,16 @@ def export_study(folder: Path, output: Path, weights: Weights = "one") -> Export
 def _export_run(source: Path, target: Path, provenance: Mapping[str, Any], whole: bool) -> bool:
     """Whether anything was copied: False if `target` already holds the same files."""
     weights = [WEIGHTS] if whole else []  # and no snapshots: each is as large as the weights
-    tables = [name for name in (METRICS, EVALUATION, DESCENT, TEST_TIME, LEARNING) if name in provenance["files"]]
+    tables = [
+        name for name in (METRICS, EVALUATION, DESCENT, TEST_TIME, LEARNING, CIRCUITS) if name in provenance["files"]
+    ]
     contents = {name: read_checked(source, provenance, name) for name in (CONFIG, *weights)}
     # written anew, so that those of an older version become as small
     contents |= {name: parquet(read_table(source, provenance, name)) for name in tables}
+    if CIRCUITS not in contents and WEIGHTS in provenance["files"]:  # of a run from before there was this table
+        run = load_run(source)
+        found = circuits(run.model)
+        contents[CIRCUITS] = parquet(pd.concat([label(run.config, len(found)), found], axis=1))
     if target.exists():
         with contextlib.suppress(Damaged):
             present = check_run(target)

@@ -35,7 +35,7 @@ SCHEMA = 1
 
 CONFIG, METRICS, EVALUATION = "config.json", "metrics.parquet", "evaluation.parquet"
 DESCENT, TRACES, WEIGHTS = "descent.parquet", "traces.parquet", "weights.safetensors"
-TEST_TIME = "test_time.parquet"
+TEST_TIME, CIRCUITS = "test_time.parquet", "circuits.parquet"
 LEARNING, SNAPSHOTS = "learning.parquet", "snapshots.safetensors"
 STATE, PREVIOUS_STATE = "state.pt", "state.previous.pt"
 PROGRESS, PROVENANCE, STUDY = "progress.json", "provenance.json", "study.json"

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import pandas as pd
 import torch
 
+from energylab.analysis.circuits import circuits
 from energylab.analysis.cost import training_flops
 from energylab.analysis.descent import record, summarise
 from energylab.analysis.evaluation import evaluate
@@ -268,6 +269,7 @@ class _Run:
             store.EVALUATION: evaluation,
             store.TRACES: traces,
             store.DESCENT: summarise(traces),
+            store.CIRCUITS: circuits(model),
         }
         if config.training.trace_every:
             tables[store.LEARNING] = self.learning.table()

@@ -25,6 +25,7 @@ from energylab.models import InContextRegressor
 from energylab.study.config import RunConfig
 from energylab.study.errors import Tested, TestedRuns, errors_table
 from energylab.study.files import (  # noqa: F401  for those who call this room
+    CIRCUITS,
     CONFIG,
     COSTS,
     DESCENT,
@@ -251,6 +252,8 @@ class StudyResults:
     """Empty, without columns, where no run recorded any."""
     test_time: pd.DataFrame = field(default_factory=pd.DataFrame)
     """A row each (run, T' at test time); empty where no run was tested so."""
+    circuits: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """A row each (run, attention head), as `energylab.analysis.circuits`."""
 
 
 def load_results(folder: str | os.PathLike[str]) -> pd.DataFrame:
@@ -303,6 +306,7 @@ def load_study(
         training=_concatenate([_labelled(run, name, METRICS) for run in loaded]),
         learning=_concatenate([_labelled(run, name, LEARNING) for run in loaded if LEARNING in run[2]["files"]]),
         test_time=_concatenate([_labelled(run, name, TEST_TIME) for run in loaded if TEST_TIME in run[2]["files"]]),
+        circuits=_concatenate([_labelled(run, name, CIRCUITS) for run in loaded if CIRCUITS in run[2]["files"]]),
     )
 
 

@@ -97,6 +97,24 @@ def test_a_preconditioner_turns_the_step():
         assert rows.loc[token, "angle_median"] == pytest.approx(expected, rel=1e-6)
 
 
+def test_the_bend_is_measured_from_the_first_step():
+    which = model(recursions=3)
+    which.layers[1].step_size.data.fill_(3.0)
+    rows = report(which).steps.set_index(["layer", "token", "step"])["bend_median"]
+    batch = PRIOR.sample(TASKS, N, seed=0, stream="test", dtype=torch.float64)
+    with torch.no_grad():
+        which.double()
+        h = which.layers[0](which.embed(batch.x, batch.y))
+        walk = torch.stack([which.layers[1](h, recursions) for recursions in range(1, 4)])
+    first, *later = torch.diff(walk, dim=0, prepend=h[None])
+    assert rows["block 0 mlp", "query", 0] == 0
+    for t, step in enumerate(later, start=1):
+        cosine = torch.nn.functional.cosine_similarity(step, first, dim=-1)[:, 0::2]
+        expected = np.median(cosine.acos().numpy())
+        assert expected > 0.05
+        assert rows["block 0 mlp", "query", t] == pytest.approx(expected, rel=1e-6)
+
+
 def test_a_refreshed_history_has_no_bottom_and_a_llama_nothing_at_all():
     found = report(model(history="refreshed"))
     assert found.gaps.empty

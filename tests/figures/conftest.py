@@ -28,6 +28,7 @@ class Results:
     training: pd.DataFrame
     test_time: pd.DataFrame = field(default_factory=pd.DataFrame)
     learning: pd.DataFrame = field(default_factory=pd.DataFrame)
+    circuits: pd.DataFrame = field(default_factory=pd.DataFrame)
 
 
 def references(num_points: int, tasks: int = 48) -> pd.DataFrame:
@@ -143,6 +144,15 @@ MODELS: dict[str, dict[tuple[str, int | None], tuple[float, int, float]]] = {
         ("CEM no diagonal, equal operations", 1): (0.0238, 55_800, 9.0),
         ("CEM no diagonal, equal parameters", 1): (0.0225, 84_900, 13.1),
     },
+    "untying": {
+        ("CEM no diagonal", 1): (0.0252, 49_477, 8.2),
+        ("CEM 8 heads", 1): (0.0248, 65_861, 10.5),
+        ("CEM heads of rank 32", 1): (0.0247, 65_861, 10.5),
+        ("CEM positive P", 1): (0.0246, 66_117, 9.8),
+        ("CEM indefinite P", 1): (0.0180, 66_117, 9.8),
+        ("Llama, K = V", None): (0.0150, 74_305, 7.9),
+        ("Llama", None): (0.0140, 82_497, 8.7),
+    },
     "update_rule": {
         ("CEM", 2): (0.0208, 49_605, 15.9),
         ("CEM", 4): (0.0217, 49_605, 29.5),
@@ -183,7 +193,7 @@ def make_models(name: str, seeds: int = 3, note: str = "") -> Results:
     else:
         models = MODELS.get(name, recursive)
     base = references(12)
-    errors, descent, training, test_time = [], [], [], []
+    errors, descent, training, test_time, circuits = [], [], [], [], []
     for seed in range(seeds):
         shift = random.normal(scale=0.0007)
         for (variant, T), (level, parameters, tflop) in models.items():
@@ -216,6 +226,17 @@ def make_models(name: str, seeds: int = 3, note: str = "") -> Results:
                 "learning_rate": 2e-3,
             }
             training.append(pd.DataFrame(logged).assign(**columns))
+            tied = "CEM" in variant and "indefinite" not in variant
+            qk, ov = random.normal(scale=0.3, size=(2, 8, 2))
+            ov = 2 * qk if tied else ov
+            heads = {
+                "block": np.repeat([0, 1], 4),
+                "head": np.tile(np.arange(4), 2),
+                "alignment": 1.0 if tied else ov[:, 0] / 9,
+            }
+            for place, token in enumerate("xy"):
+                heads |= {f"qk_{token}": qk[:, place], f"ov_{token}": ov[:, place]}
+            circuits.append(pd.DataFrame(heads).assign(**columns))
             if name == "test_time" and T:
                 steps = np.array([1, 2, 3, 4, 5, 6, 8, 12, 16])
                 away = np.abs(np.log2(steps / T))
@@ -236,6 +257,7 @@ def make_models(name: str, seeds: int = 3, note: str = "") -> Results:
         descent=pd.DataFrame(descent),
         training=frames[1],
         test_time=pd.concat(test_time, ignore_index=True).astype({"T": "Int64"}) if test_time else pd.DataFrame(),
+        circuits=pd.concat(circuits, ignore_index=True).astype({"T": "Int64"}),
     )
 
 
