@@ -179,6 +179,21 @@ def test_tables_of_the_version_before_are_read_alike(study_folder: Path, tmp_pat
     assert (exported / store.METRICS).stat().st_size < (directory / store.METRICS).stat().st_size
 
 
+def test_export_adds_the_circuits_of_older_runs(study_folder: Path, tmp_path: Path) -> None:
+    config = tiny_config()
+    store.write_study(study_folder, Study("tiny", [config]), {})
+    directory = study_folder / config.name
+    expected = load_study(study_folder).circuits
+    provenance = json.loads((directory / store.PROVENANCE).read_text())
+    facts = {key: value for key, value in provenance.items() if key not in ("schema", "state", "files", "sha256")}
+    files = [name for name in provenance["files"] if name != store.CIRCUITS]
+    (directory / store.CIRCUITS).unlink()
+    store.write_provenance(directory, facts, files)
+    assert load_study(study_folder).circuits.empty
+    export_study(study_folder, tmp_path / "exported", "none")
+    pd.testing.assert_frame_equal(load_study(tmp_path / "exported").circuits, expected)
+
+
 def test_export_names_damage_and_keeps_what_was_exported(study_folder: Path, tmp_path: Path) -> None:
     configs = [tiny_config(), tiny_config(seed=1)]
     store.write_study(study_folder, Study("tiny", configs), {})

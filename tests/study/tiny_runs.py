@@ -11,7 +11,7 @@ from energylab.study.version import Code
 from energylab.training import TrainingConfig
 
 CODE = Code(version="0", commit=None, dirty=None)
-TABLES = (store.METRICS, store.EVALUATION, store.DESCENT, store.TRACES)
+TABLES = (store.METRICS, store.EVALUATION, store.DESCENT, store.CIRCUITS, store.TRACES)
 
 
 def tiny_config(seed: int = 0, variant: str = "CEM", steps: int = 20, recursions: int = 2, **training) -> RunConfig:
