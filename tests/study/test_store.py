@@ -183,13 +183,13 @@ def test_export_adds_the_circuits_of_older_runs(study_folder: Path, tmp_path: Pa
     config = tiny_config()
     store.write_study(study_folder, Study("tiny", [config]), {})
     directory = study_folder / config.name
-    expected = load_study(study_folder).circuits
+    expected = load_study(study_folder, [config.name]).circuits
     provenance = json.loads((directory / store.PROVENANCE).read_text())
     facts = {key: value for key, value in provenance.items() if key not in ("schema", "state", "files", "sha256")}
     files = [name for name in provenance["files"] if name != store.CIRCUITS]
     (directory / store.CIRCUITS).unlink()
     store.write_provenance(directory, facts, files)
-    assert load_study(study_folder).circuits.empty
+    assert load_study(study_folder, [config.name]).circuits.empty
     export_study(study_folder, tmp_path / "exported", "none")
     pd.testing.assert_frame_equal(load_study(tmp_path / "exported").circuits, expected)
 
