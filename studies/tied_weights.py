@@ -18,8 +18,6 @@ MODELS = {
     "Llama attention, CEM MLP": (CEM | dict(attention="llama"), 2e-3),
     "CEM attention, Llama MLP": (CEM | dict(mlp="llama"), 2e-3),
     "CEM no diagonal": (CEM, 2e-3),
-    # rank 2·D/H: the parameters of untied attention
-    "CEM attention of rank 32, Llama MLP": (CEM | dict(mlp="llama", head_dim=32), 2e-3),
     "CEM no diagonal, equal operations": (CEM | dict(width=68, hidden=136), 2e-3),
     "CEM no diagonal, equal parameters": (CEM | dict(width=84, hidden=168), 2e-3),
 }
