@@ -140,7 +140,6 @@ MODELS: dict[str, dict[tuple[str, int | None], tuple[float, int, float]]] = {
         ("Llama attention, CEM MLP", 1): (0.0113, 66_115, 8.4),
         ("CEM attention, Llama MLP", 1): (0.0208, 66_115, 8.0),
         ("CEM no diagonal", 1): (0.0252, 49_477, 8.2),
-        ("CEM attention of rank 32, Llama MLP", 1): (0.0240, 82_499, 9.7),
         ("CEM no diagonal, equal operations", 1): (0.0238, 55_800, 9.0),
         ("CEM no diagonal, equal parameters", 1): (0.0225, 84_900, 13.1),
     },
