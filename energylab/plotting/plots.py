@@ -302,7 +302,7 @@ def show_range(
     else:
         axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10]))
         axes.set_ylim(bottom - pad, top + pad)
-    return bool(ends.min(initial=low) < bottom or ends.max(initial=high) > top)
+    return bool(ends.min(initial=low) < bottom - pad or ends.max(initial=high) > top + pad)
 
 
 def _finite(values: Iterable[float]) -> np.ndarray:
