@@ -185,7 +185,7 @@ def test_a_partial_figure_draws_what_is_there_and_names_what_is_not(project: Pat
 def test_venues_of_the_command_are_those_of_the_style() -> None:
     from typing import get_args, get_type_hints
 
-    from energylab.cli import FigureOptions
+    from energylab.cli.drawing import FigureOptions
     from energylab.plotting import VENUES
 
     assert set(get_args(get_type_hints(FigureOptions)["venue"])) == set(VENUES)
