@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
+from typing import Literal
 
 from energylab import project
 from energylab.cli.parsing import parse
@@ -16,7 +14,7 @@ from energylab.cli.running import parse_with_knobs
 class ResultOptions:
     """Where the results are."""
 
-    results: Path = Path("runs")
+    results: Path = project.RESULTS
     """Folder of the results."""
 
 
@@ -24,15 +22,12 @@ class ResultOptions:
 class ExportOptions:
     """From where, to where."""
 
-    results: Path = Path("runs")
+    results: Path = project.RESULTS
     """Folder of the results."""
     output: Path = project.EXPORTED
     """Folder to copy to; the study gets a folder of its name in it."""
-    weights: Annotated[
-        Literal["none", "one", "all"] | None,
-        tyro.conf.arg(metavar="{none,one,all}", help_behavior_hint="(default: one, of a tuning sweep none)"),
-    ] = None
-    """Whose weights: nobody's, one seed's of each model, or everybody's."""
+    weights: Literal["auto", "none", "one", "all"] = "auto"
+    """Whose weights: nobody's, one seed's of each model, or everybody's; auto is one, but none of a tuning sweep."""
 
 
 def describe(words: Sequence[str]) -> int:
@@ -97,7 +92,9 @@ Example:
     folder = project.results_folder(word, options.results)
     output = options.output / folder.name
     project.check_writable("--output", output)
-    weights = options.weights or ("none" if folder.name.endswith("-tuning") else "one")
+    weights = options.weights
+    if weights == "auto":
+        weights = "none" if folder.name.endswith("-tuning") else "one"
     with project.problems():
         done = export_study(folder, output, weights)
     exported = len(done.copied) + len(done.unchanged)
