@@ -21,7 +21,7 @@ class FigureOptions:
         str | None, tyro.conf.arg(metavar="STUDY", help_behavior_hint="(default: the study that a figure names)")
     ] = None
     """Draw the figures that need one study from the latest runs of this one."""
-    results: Path = Path("runs")
+    results: Path = project.RESULTS
     """Folder of the results."""
     venue: Literal["plain", "icml", "icml-column", "neurips"] = "plain"
     """Where the figures will be printed, which sets their width and fonts."""
@@ -35,7 +35,7 @@ class FigureOptions:
 class ReportOptions:
     """Which results, and where to write."""
 
-    results: Path = Path("runs")
+    results: Path = project.RESULTS
     """Folder of the results."""
     output: Annotated[
         Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(default: STUDY.html beside the results)")
@@ -56,7 +56,9 @@ class TaskOptions:
 def figures(words: Sequence[str]) -> int:
     description = """Draw the files of ./figures from stored results: PDF and PNG, and their numbers as LaTeX and CSV.
 
-Results are read from the folder of the results where the study is complete there, else from studies/results.
+Results are read from the folder of the results where the study is complete there, else from studies/results. A figure
+whose study has not been run yet is named, with the command that runs it; the exit code is 1 only where such a figure was
+asked for, or where runs are damaged or unfinished.
 
 Example:
   energylab figures error_vs_context --study quickstart --venue icml"""
@@ -76,15 +78,16 @@ Example:
         (need, free): project.results_for_figures(need, options.results, options.study is not None, free)
         for need, free in dict.fromkeys((need, varies[name]) for name, needs in needed.items() for need in needs)
     }
-    missing = {need: source for (need, _), source in sources.items() if isinstance(source, str)}
+    drawn = 0
     for name, module in modules.items():
         found = {need: sources[need, varies[name]] for need in needed[name]}
-        present = [source for source in found.values() if not isinstance(source, str)]
-        drawn = present and (len(present) == len(found) or getattr(module, "PARTIAL", False))
-        if lacking := ", ".join(need for need, source in found.items() if isinstance(source, str)):
-            said = f"drawn without {lacking}" if drawn else f"not drawn, needs {lacking}"
+        present = [source.results for source in found.values() if source.results is not None]
+        lacking = ", ".join(need for need, source in found.items() if source.results is None)
+        enough = present and (not lacking or getattr(module, "PARTIAL", False))
+        if lacking:
+            said = f"drawn without {lacking}" if enough else f"not drawn, needs {lacking}"
             print(f"{name}: {said}", file=sys.stderr)
-        if not drawn:
+        if not enough:
             continue
         results = project.together(present)
         folder = options.output or _figure_folder(options, needed[name], results.name)
@@ -103,9 +106,13 @@ Example:
             save_table(table, folder / name, name)
             kinds = ".pdf, .png, .tex and .csv"
         print(f"{name}: {folder / name}{kinds}, from {results.source}", flush=True)
-    for need, sentence in missing.items():
+        drawn += 1
+    for need, sentence in {need: source.missing for (need, _), source in sources.items() if source.missing}.items():
         print(f"{need}: {sentence}", file=sys.stderr)
-    return 1 if missing else 0
+    unsound = any(source.damaged or source.begun for source in sources.values())
+    # that a study has not been run yet is no failure, unless its figure was asked for
+    wanted = len(modules) if chosen or options.study is not None else 1
+    return 1 if unsound or drawn < wanted else 0
 
 
 def _parse_figures(words: Sequence[str], description: str) -> tuple[tuple[str, ...], FigureOptions]:
@@ -133,9 +140,9 @@ any.
 Example:
   energylab report recursion"""
     word, _, options = parse("report", words, ReportOptions, description)
-    results = project.results_for_figures(word, options.results, latest=True)
-    if isinstance(results, str):
-        print(f"{word}: no report: {results}", file=sys.stderr)
+    found = project.results_for_figures(word, options.results, latest=True)
+    if (results := found.results) is None:
+        print(f"{word}: no report: {found.missing}", file=sys.stderr)
         return 1
     target = options.output or options.results / f"{results.name}.html"
     if target.name == "" or target.is_dir():

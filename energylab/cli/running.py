@@ -23,7 +23,7 @@ from energylab.project import Problem
 class RunOptions:
     """Where and how the runs execute; none of these changes a result's name."""
 
-    results: Path = Path("runs")
+    results: Path = project.RESULTS
     """Folder of the results; the study's go to a folder of its name in it."""
     workers: Annotated[
         int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: one a core, or one a GPU on CUDA)")
