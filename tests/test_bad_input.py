@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 import shlex
 import subprocess
 import sys
@@ -50,8 +51,12 @@ NOT_A_COUNT = st.one_of(
 )
 NOT_A_RATE = st.one_of(
     st.floats(max_value=0, allow_infinity=False).map(repr),
-    st.sampled_from(["float('nan')", "float('inf')", "-1", "0"]),
+    st.sampled_from(["float('nan')", "float('inf')", "-1", "0", "'1e-3'", "[1e-3]", "{}", "(1e-3,)", "1j", "object()"]),
 )
+NOT_A_PAIR = st.sampled_from(
+    ["None", "0.9", "'ab'", "(0.9,)", "(0.9, 1)", "(0.9, '0.95')", "{0.9, 0.95}", "(True, 0.9)"]
+)
+NOT_A_FLAG = st.sampled_from(["None", "1", "'yes'", "[]"])
 WORDS = st.text(max_size=30).filter(lambda text: text not in ("none", "shared", "per_head"))
 
 BAD_FIELDS = st.one_of(
@@ -60,6 +65,14 @@ BAD_FIELDS = st.one_of(
     st.tuples(st.just("model"), st.just("heads"), st.sampled_from(["3", "5", "7", "16"])),
     st.tuples(st.just("training"), st.sampled_from(["batch_size", "save_every", "log_every"]), NOT_A_COUNT),
     st.tuples(st.just("training"), st.sampled_from(["learning_rate", "gradient_clip"]), NOT_A_RATE),
+    st.tuples(st.just("training"), st.sampled_from(["weight_decay", "final_learning_rate"]), st.just("'0'")),
+    st.tuples(st.just("model"), st.just("temperature"), NOT_A_RATE),
+    st.tuples(st.just("model"), st.sampled_from(["tokens", "positions"]), st.sampled_from(["None", "[]", "{}", "3"])),
+    st.tuples(st.just("training"), st.just("betas"), NOT_A_PAIR),
+    st.tuples(st.just("training"), st.just("tf32"), NOT_A_FLAG),
+    st.tuples(st.just("model"), st.just("recompute"), NOT_A_FLAG),
+    st.tuples(st.just("values"), st.just("seed"), st.sampled_from(["0.0", "'0'", "None", "True"])),
+    st.tuples(st.just("values"), st.sampled_from(["model", "training"]), st.just("dict(steps=3)")),
     st.tuples(st.just("training"), st.just("device"), WORDS.filter(lambda t: t not in ("cpu", "auto")).map(repr)),
     st.tuples(st.just("values"), st.just("seed"), st.integers(max_value=-1).map(repr)),
     st.tuples(st.just("values"), st.just("num_points"), st.integers(max_value=0).map(repr)),
@@ -140,7 +153,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def assert_refused(folder: Path, words: list[str]) -> None:
+def assert_refused(folder: Path, words: list[str]) -> str:
     before = sorted(folder.rglob("*"))
     out, err = io.StringIO(), io.StringIO()
     with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -148,6 +161,7 @@ def assert_refused(folder: Path, words: list[str]) -> None:
     assert code == 2, (words, code, out.getvalue(), err.getvalue())
     assert_one_line(out.getvalue(), err.getvalue())
     assert sorted(folder.rglob("*")) == before
+    return err.getvalue()
 
 
 def assert_one_line(out: str, err: str) -> None:
@@ -176,7 +190,9 @@ def refuse_configs(examples: int):
     def check(project: Path, bad: tuple[str, str, str]) -> None:
         part, key, value = bad
         (project / "bad.py").write_text(FILE.format(part=part, key=key, value=value))
-        assert_refused(project, ["run", "./bad.py"])
+        said = assert_refused(project, ["run", "./bad.py"])
+        assert key in said
+        assert key.startswith("x_") or re.search("expected .* got ", said)
 
     return lambda project: bounded(examples)(given(bad=BAD_FIELDS)(lambda bad: check(project, bad)))()
 
