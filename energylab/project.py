@@ -98,6 +98,16 @@ def resolve(path: Path, function: Callable[..., Any], knobs: Mapping[str, Any]) 
         study = function(**knobs)
     if not isinstance(study, Study):
         raise Problem(f"{path}: expected `study` to return a Study, got {study!r:.80}")
+    switches = [f"--{key.replace('_', '-')}" for key, value in changed.items() if value is True]
+    for key, value in changed.items():
+        if switches and not isinstance(value, bool):  # such as --debug, which sets the steps itself
+            with errors_of(path, changed):
+                without = function(**{**knobs, key: parameters[key].default})
+            if without == study:
+                option = f"--{key.replace('_', '-')}"
+                raise Problem(
+                    f"{option}: expected none with {' '.join(switches)}, where it changes nothing, got {value}"
+                )
     return study
 
 
