@@ -42,7 +42,7 @@ def to_latex(frame: pd.DataFrame, label: str) -> str:
         }
     )
     words = [name for name in shown if not pd.api.types.is_numeric_dtype(frame[name])]
-    return (
+    text = (
         shown.style.hide(axis="index")
         .format_index(lambda name: name.translate(_ESCAPED), axis=1)
         .to_latex(
@@ -54,6 +54,8 @@ def to_latex(frame: pd.DataFrame, label: str) -> str:
             position_float="centering",
         )
     )
+    # eight columns with intervals on a page with one-inch margins; and air below the caption
+    return text.replace(r"\begin{tabular}", "\\medskip\\footnotesize\\setlength{\\tabcolsep}{2.5pt}\n\\begin{tabular}", 1)
 
 
 def captioned(frame: pd.DataFrame, caption: str, results: StudyResults, *, adjusted: bool = True) -> pd.DataFrame:
