@@ -55,7 +55,9 @@ def to_latex(frame: pd.DataFrame, label: str) -> str:
         )
     )
     # eight columns with intervals on a page with one-inch margins; and air below the caption
-    return text.replace(r"\begin{tabular}", "\\medskip\\footnotesize\\setlength{\\tabcolsep}{2.5pt}\n\\begin{tabular}", 1)
+    return text.replace(
+        r"\begin{tabular}", "\\medskip\\footnotesize\\setlength{\\tabcolsep}{2.5pt}\n\\begin{tabular}", 1
+    )
 
 
 def captioned(frame: pd.DataFrame, caption: str, results: StudyResults, *, adjusted: bool = True) -> pd.DataFrame:
