@@ -21,11 +21,13 @@ from energylab.tasks import GaussianProcessPrior
 from energylab.training import TrainingConfig
 
 def study(steps: int = 12, seeds: int = 1, width: int = 8, heads: int = 2, rate: float = 1e-3, decay: float = 0.0,
-          prior: str = "fixed", diagonal: str = "none", points: int = 4, variant: str = "tiny",
+          prior: str = "fixed", diagonal: str = "none", points: int = 4, variant: str = "tiny", depth: int = 1,
+          batch: int = 32,
           name: str = "tiny", frozen: bool = False) -> Study:
     run = lambda seed: RunConfig(variant=variant, seed=seed, prior=prior, num_points=points,
-                                 model=ModelConfig(width=width, depth=1, heads=heads, hidden=8, diagonal=diagonal),
-                                 training=TrainingConfig(steps=steps, learning_rate=rate, weight_decay=decay))
+                                 model=ModelConfig(width=width, depth=depth, heads=heads, hidden=8, diagonal=diagonal),
+                                 training=TrainingConfig(steps=steps, batch_size=batch, learning_rate=rate,
+                                                         weight_decay=decay))
     return Study(name, [run(seed) for seed in range(seeds)])
 """
 
@@ -205,6 +207,24 @@ def test_bad_command_lines(project: Path, examples: int) -> None:
 @pytest.mark.parametrize("examples", [80, pytest.param(800, marks=pytest.mark.slow)])
 def test_bad_configs(project: Path, examples: int) -> None:
     refuse_configs(examples)(project)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            "--width 1000000000",
+            r"tiny.py: memory: expected at most .* GiB, what cpu has .*got at least .*width 1000000000",
+        ),
+        ("--batch 10000000000", r"memory: .*states of a batch, .*batch_size 10000000000"),
+        ("--depth 1000000000", r"memory: .*depth 1000000000"),
+        ("--width 10000000000", r"width: expected weights of fewer than 2\^60 elements, got 10000000000 times"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "describe"])
+def test_what_cannot_fit_into_memory_is_refused(project: Path, command: str, options: str, message: str) -> None:
+    device = ["--device=cpu"] if command == "run" else []
+    assert_refused(project, [command, "tiny", *options.split(), *device], message)
 
 
 @pytest.mark.slow

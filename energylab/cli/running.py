@@ -71,6 +71,7 @@ Example:
 
     from energylab.kernels.available import runs_on, why_not
     from energylab.study import driver
+    from energylab.study.memory import check_memory
     from energylab.study.progress import Live, Plain
     from energylab.study.version import current_code
     from energylab.training import resolve_device
@@ -95,6 +96,11 @@ Example:
 
     code = current_code()
     tasks, outcomes = driver.plan(runs, folder, code=code, retry_failed=options.retry_failed, time_limit=time_limit)
+    if options.executor != "ray":
+        each = {(c.model, c.num_points, c.training): c for c in (task.config for task in tasks)}
+        for config in each.values():
+            with project.problems(path.as_posix()):
+                check_memory(config, resolve_device(config.training.device))
     before = sum(outcome.state == "finished" for outcome in outcomes)
     with project.problems():
         at_a_time = executor.concurrency(tasks)

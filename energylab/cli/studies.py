@@ -41,7 +41,9 @@ Example:
 
     from energylab.study.describe import describe as description_of
 
-    print(description_of(project.resolve(path, function, knobs)))
+    study = project.resolve(path, function, knobs)
+    with project.problems(path.as_posix()):
+        print(description_of(study))
     return 0
 
 
