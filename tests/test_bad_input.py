@@ -216,7 +216,7 @@ def test_bad_configs(project: Path, examples: int) -> None:
             "--width 1000000000",
             r"tiny.py: memory: expected at most .* GiB, what cpu has .*got at least .*width 1000000000",
         ),
-        ("--batch 10000000000", r"memory: .*states of a batch, .*batch_size 10000000000"),
+        ("--batch 10000000000", r"memory: .*inputs of the layers, .*batch_size 10000000000"),
         ("--depth 1000000000", r"memory: .*depth 1000000000"),
         ("--width 10000000000", r"width: expected weights of fewer than 2\^60 elements, got 10000000000 times"),
     ],

@@ -14,23 +14,22 @@ from energylab.tasks import token_layout
 def check_memory(config: RunConfig, device: torch.device) -> None:
     """Raise ValueError where a run certainly needs more memory than `device` has available.
 
-    Counted are float32 weights, their gradients and the two moments of AdamW, and, of one batch, the states x_t that the
-    backward pass reads. A run needs more than that, so one that passes may still run out of memory.
+    Counted are float32 weights, their gradients and the two moments of AdamW, and, for the backward pass of one batch, the
+    input of every layer. A run needs more than that, so one that passes may still run out of memory.
     """
     model, batch_size = config.model, config.training.batch_size
     one = parameters(dataclasses.replace(model, depth=1))
     weights = 4 * 4 * (one.rest + model.depth * (one.total - one.rest))
     tokens = len(token_layout(model.tokens).kinds(config.num_points)[0])
-    attention = (model.attention_recursions or model.recursions) if model.attention == "cem" else 1
-    mlp = (model.mlp_recursions or model.recursions) if model.mlp == "cem" else int(model.mlp != "none")
-    states = 4 * batch_size * tokens * model.width * model.depth * model.loops * (attention + mlp)
+    layers = model.depth * model.loops * (1 if model.mlp == "none" else 2)
+    inputs = 4 * batch_size * tokens * model.width * layers
     available = available_memory(device)
-    if weights + states > available:
-        sizes = {key: getattr(model, key) for key in ("width", "depth", "heads", "hidden", "recursions", "loops")}
+    if weights + inputs > available:
+        sizes = {key: getattr(model, key) for key in ("width", "depth", "heads", "hidden", "loops")}
         sizes |= {"num_points": config.num_points, "batch_size": batch_size}
         raise ValueError(
             f"memory: expected at most {_gib(available)}, what {device.type} has available, got at least "
-            f"{_gib(weights)} for weights and optimiser and {_gib(states)} for the states of a batch, "
+            f"{_gib(weights)} for weights and optimiser and {_gib(inputs)} for the inputs of the layers, "
             f"with {', '.join(f'{key} {value}' for key, value in sizes.items())}"
         )
 
