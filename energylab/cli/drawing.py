@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from energylab import project
+from energylab.cli.inside import progress
 from energylab.cli.parsing import argument, names_of, parse, parse_fields
 from energylab.project import Problem
 
@@ -154,19 +155,24 @@ Example:
     from energylab.study.report import Drawing
     from energylab.study.report import report as page
 
-    drawn = {}
-    for name in project.known_figures() if project.FIGURES.is_dir() else ():
-        module = project.figure_module(name)
-        if project.suits(module, results.name):
+    names = project.known_figures() if project.FIGURES.is_dir() else []
+    modules = {name: project.figure_module(name) for name in names}
+    modules = {name: module for name, module in modules.items() if project.suits(module, results.name)}
+    drawn, left_out = {}, []
+    with progress("report") as tell:
+        for number, (name, module) in enumerate(modules.items()):
+            tell(f"drawing {name}", number / len(modules) / 2)
             try:
                 wide = module.draw(results)
                 with style("icml-column"):
                     narrow = module.draw(results)
                 drawn[name] = Drawing(wide=wide, narrow=narrow)
             except ValueError as error:
-                print(f"{name}: left out: {error}", file=sys.stderr)
+                left_out.append(f"{name}: left out: {error}")
+        content = page(results, Path(results.source), drawn, lambda what, share: tell(what, (1 + share) / 2)).encode()
+    for sentence in left_out:
+        print(sentence, file=sys.stderr)
     target.parent.mkdir(parents=True, exist_ok=True)
-    content = page(results, Path(results.source), drawn).encode()
     store.write_bytes(target, content)
     print(f"{target}: {len(content) / 1e6:.2f} MB, from {results.source}")
     return 0

@@ -3,7 +3,7 @@
 import base64
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,11 +50,16 @@ class Drawing:
     narrow: "Figure"
 
 
-def report(results: StudyResults, folder: Path, figures: Mapping[str, Drawing]) -> str:
+def report(
+    results: StudyResults,
+    folder: Path,
+    figures: Mapping[str, Drawing],
+    tell: Callable[[str, float], None] = lambda what, share: None,
+) -> str:
     """The page: settings, errors by model, differences, descent by layer, figures, and the provenance of every run.
 
-    ``folder`` is where the runs of ``results`` are; ``figures`` are drawn from them, by name. Raises ValueError where
-    there are no runs to report.
+    ``folder`` is where the runs of ``results`` are; ``figures`` are drawn from them, by name; ``tell`` hears which of them
+    is written, and which share is done. Raises ValueError where there are no runs to report.
     """
     if results.errors.empty:
         raise ValueError(f"STUDY: expected finished runs in {folder}, got none")
@@ -65,6 +70,10 @@ def report(results: StudyResults, folder: Path, figures: Mapping[str, Drawing]) 
     runs = list(dict.fromkeys(results.errors["run"]))
     settings = _settings(folder, runs)
     errors = _by_run(results.errors)
+    images = {}
+    for number, (name, drawn) in enumerate(figures.items()):
+        tell(f"writing {name}", number / len(figures))
+        images[name] = {"wide": _image(drawn.wide), "narrow": _image(drawn.narrow)}
     return template.render(
         name=results.name,
         note=results.note,
@@ -73,7 +82,7 @@ def report(results: StudyResults, folder: Path, figures: Mapping[str, Drawing]) 
         errors=_one_condition(_errors(errors)),
         differences=_one_condition(_differences(errors)),
         descent=_descent(results.descent),
-        figures={name: {"wide": _image(drawn.wide), "narrow": _image(drawn.narrow)} for name, drawn in figures.items()},
+        figures=images,
         provenance=_provenance(folder, runs),
         words=WORDS,
     )
