@@ -30,7 +30,7 @@ Example:
     where = "not from a git checkout" if code.commit is None else f"commit {code.commit[:12]}"
     changed = ", with changes" if code.dirty else ""
     print(f"energylab {code.version}, {where}{changed}; Python {platform.python_version()}")
-    optional = ("matplotlib", "seaborn", "tueplots", "tyro", "rich", "triton", "ray")
+    optional = ("matplotlib", "tueplots", "tyro", "rich", "triton", "ray")
     versions = [f"{name} {version(name) or '(not installed)'}" for name in (*LIBRARIES, *optional)]
     print(f"libraries: {', '.join(versions)}")
     device = resolve_device("auto")
