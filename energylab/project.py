@@ -144,7 +144,7 @@ def _command(word: str, results: Path, knobs: Mapping[str, Any] | None = None) -
     words = ["energylab", "run", study]
     parameters = inspect.signature(study_function(path)).parameters if knobs else {}
     for key, value in (knobs or {}).items():
-        if key in parameters and value != parameters[key].default:
+        if key in parameters and str(value) != str(parameters[key].default):  # stored as JSON knows it
             option = f"{'no-' if value is False else ''}{key.replace('_', '-')}"
             words += [f"--{option}", *([] if isinstance(value, bool) else [str(value)])]
     if results == EXPORTED:

@@ -42,17 +42,15 @@ def to_latex(frame: pd.DataFrame, label: str) -> str:
         }
     )
     words = [name for name in shown if not pd.api.types.is_numeric_dtype(frame[name])]
-    text = (
-        shown.style.hide(axis="index")
-        .format_index(lambda name: name.translate(_ESCAPED), axis=1)
-        .to_latex(
-            hrules=True,
-            column_format="".join("l" if name in words else "r" for name in shown),
-            caption=_latex_words(str(frame.attrs.get("caption", ""))),
-            label=f"tab:{label}",
-            position="t",
-            position_float="centering",
-        )
+    styler = shown.style.hide(axis="index")
+    styler.format_index(lambda name: name.translate(_ESCAPED), axis=1)
+    text = styler.to_latex(
+        hrules=True,
+        column_format="".join("l" if name in words else "r" for name in shown),
+        caption=_latex_words(str(frame.attrs.get("caption", ""))),
+        label=f"tab:{label}",
+        position="t",
+        position_float="centering",
     )
     # eight columns with intervals on a page with one-inch margins; and air below the caption
     return text.replace(

@@ -133,15 +133,15 @@ def _said(value: Any) -> str:
 
 def _one_condition(table: pd.DataFrame | None) -> pd.DataFrame | None:
     """Without the condition, where there is one alone."""
-    return table if table is None or table["condition"].nunique() > 1 else table.drop(columns="condition")
+    return table if table is None or len(set(table["condition"])) > 1 else table.drop(columns="condition")
 
 
 def _errors(errors: pd.DataFrame) -> pd.DataFrame:
     by = ["condition", "variant", "T"]
     excess = over_seeds(errors, "excess_mse", by)
-    others = errors.groupby(by, dropna=False, observed=True)
-    means = others[["rmse", "floor_rmse", "parameters", "flops", "train_seconds"]].mean().reset_index()
-    table = excess.merge(means, on=by)
+    others = errors.groupby(by, dropna=False, observed=True, as_index=False)
+    means = others[["rmse", "floor_rmse", "parameters", "flops", "train_seconds"]].mean()
+    table = excess.merge(means, on=by)  # pyright: ignore[reportArgumentType]  # pandas' types do not see a frame
     return pd.DataFrame(
         {
             "condition": table["condition"],
@@ -161,7 +161,7 @@ def _errors(errors: pd.DataFrame) -> pd.DataFrame:
 
 def _differences(errors: pd.DataFrame) -> pd.DataFrame | None:
     """Excess MSE minus that of the first variant at its smallest T, paired by seed."""
-    recursive = errors[errors["T"].notna()]
+    recursive = errors.loc[errors["T"].notna()]
     if recursive.empty:
         return None
     variant = recursive["variant"].iloc[0]
@@ -187,12 +187,13 @@ def _descent(descent: pd.DataFrame) -> pd.DataFrame | None:
     """What each layer's last step leaves behind, query tokens, averaged over seeds."""
     if descent.empty:
         return None
-    query = descent[descent["token"] == "query"]
-    ends = query[query["step"] == query.groupby(["run", "layer"])["step"].transform("max")]
-    rising = query.groupby(["run", "layer"])["fraction_rising"].max().rename("worst").reset_index()
-    ends = ends.merge(rising, on=["run", "layer"])
+    query = descent.loc[descent["token"] == "query"]
+    ends = query.loc[query["step"] == query.groupby(["run", "layer"])["step"].transform("max")]
+    rising = query.groupby(["run", "layer"], as_index=False)[["fraction_rising"]].max()
+    ends = ends.merge(rising.rename(columns={"fraction_rising": "worst"}), on=["run", "layer"])
     by = ["variant", "T", "layer"]
-    means = ends.groupby(by, dropna=False, observed=True)[["energy_change_median", "worst"]].mean().reset_index()
+    ends = ends.groupby(by, dropna=False, observed=True, as_index=False)
+    means = ends[["energy_change_median", "worst"]].mean()
     return pd.DataFrame(
         {
             "model": means["variant"],
@@ -231,7 +232,8 @@ def _image(figure: "Figure") -> str:
     images = {}
     for kind in ("svg+xml", "png"):
         buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind[:3], **({"metadata": {"Date": None}} if kind != "png" else {"dpi": 200}))
+        options: dict[str, Any] = {"dpi": 200} if kind == "png" else {"metadata": {"Date": None}}
+        figure.savefig(buffer, format=kind[:3], **options)
         images[kind] = buffer.getvalue()
     kind = min(images, key=lambda kind: len(images[kind]) - (SVG_BONUS if kind != "png" else 0))
     return f"data:image/{kind};base64,{base64.b64encode(images[kind]).decode()}"
