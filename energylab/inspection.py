@@ -190,7 +190,8 @@ def _layer_line(row: Mapping[Any, Any], bends: pd.DataFrame) -> str:
     if len(here):
         kind = here["preconditioner"].iloc[0]
         known = here["condition"].median()
-        text = f"condition number there {'unknown' if pd.isna(known) else f'{known:.3g}'}"
+        unknown = bool(pd.isna(known))
+        text = f"condition number there {'unknown' if unknown else f'{known:.3g}'}"
         if kind == INDEFINITE:
             text += f" ({INDEFINITE})"
         elif kind != "I":

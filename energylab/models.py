@@ -95,7 +95,11 @@ class ModelConfig:
         check_choice("positions", self.positions, ("none", "rotary"))
         check_choice("head", self.head, ("point", "gaussian"))
         token_layout(self.tokens)
-        resolve_head_dim(self.width, self.heads, self.head_dim, self.positions == "rotary")
+        head_dim = resolve_head_dim(self.width, self.heads, self.head_dim, self.positions == "rotary")
+        rows = {"width": self.width, "hidden": self.hidden, "rank": self.rank, "input_dim": self.input_dim}
+        for key, value in (rows | {"head_dim": self.heads * head_dim}).items():
+            if value * self.width >= 2**60:  # PyTorch counts bytes in 64 bits
+                raise ValueError(f"{key}: expected weights of fewer than 2^60 elements, got {value} times {self.width}")
         # what only a layer checks, it checks here, before any run starts
         with torch.device("meta"):
             _attention(self)

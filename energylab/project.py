@@ -15,6 +15,7 @@ import inspect
 import math
 import os
 import re
+import shlex
 import sys
 import tempfile
 import traceback
@@ -22,12 +23,14 @@ import types
 import typing
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what a mistyped command does not need, it does not wait for
     from energylab.study import Study, StudyResults
 
+RESULTS = Path("runs")
 STUDIES = Path("studies")
 EXPORTED = STUDIES / "results"
 FIGURES = Path("figures")
@@ -95,6 +98,16 @@ def resolve(path: Path, function: Callable[..., Any], knobs: Mapping[str, Any]) 
         study = function(**knobs)
     if not isinstance(study, Study):
         raise Problem(f"{path}: expected `study` to return a Study, got {study!r:.80}")
+    switches = [f"--{key.replace('_', '-')}" for key, value in changed.items() if value is True]
+    for key, value in changed.items():
+        if switches and not isinstance(value, bool):  # such as --debug, which sets the steps itself
+            with errors_of(path, changed):
+                without = function(**{**knobs, key: parameters[key].default})
+            if without == study:
+                option = f"--{key.replace('_', '-')}"
+                raise Problem(
+                    f"{option}: expected none with {' '.join(switches)}, where it changes nothing, got {value}"
+                )
     return study
 
 
@@ -118,8 +131,25 @@ def results_folder(word: str, results: Path) -> Path:
     else:
         raise Problem(f"STUDY: expected {_one_of_results(results)}, got {word!r}")
     if not (results / name).is_dir():
-        raise Problem(f"{results / name}: no results yet; make them with: energylab run {word}")
+        raise Problem(f"{results / name}: no results yet; make them with: {_command(word, results)}")
     return results / name
+
+
+def _command(word: str, results: Path, knobs: Mapping[str, Any] | None = None) -> str:
+    """The command that makes the runs of a study where they are looked for, with knobs as `store.read_study` has them."""
+    path = Path(word) if _is_path(word) else STUDIES / f"{re.sub('(-tuning|-debug)+$', '', word)}.py"
+    if not path.is_file():
+        return "energylab run, with the file of the study"
+    study = word if _is_path(word) else path.stem
+    words = ["energylab", "run", study]
+    parameters = inspect.signature(study_function(path)).parameters if knobs else {}
+    for key, value in (knobs or {}).items():
+        if key in parameters and str(value) != str(parameters[key].default):  # stored as JSON knows it
+            option = f"{'no-' if value is False else ''}{key.replace('_', '-')}"
+            words += [f"--{option}", *([] if isinstance(value, bool) else [str(value)])]
+    if results == EXPORTED:
+        return f"{shlex.join(words)} && {shlex.join(['energylab', 'export', study])}"
+    return shlex.join(words if results == RESULTS else [*words, "--results", str(results)])
 
 
 def _one_of_results(results: Path) -> str:
@@ -160,8 +190,21 @@ def suits(module: types.ModuleType, study: str) -> bool:
     return (study,) == module.NEEDS or getattr(module, "ANY_STUDY", False)
 
 
-def results_for_figures(word: str, results: Path, latest: bool, varies: Sequence[str] = ()) -> "StudyResults | str":
-    """The results of a study, or a sentence that says what is missing.
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What there is of a study to draw."""
+
+    results: "StudyResults | None" = None
+    missing: str = ""
+    """Where there are no results: what is missing, and the command that makes it."""
+    begun: bool = False
+    """Whether some of the runs are finished, though not all."""
+    damaged: bool = False
+    """Whether some are damaged."""
+
+
+def results_for_figures(word: str, results: Path, latest: bool, varies: Sequence[str] = ()) -> Found:
+    """The results of a study, or what is missing; damage is printed.
 
     They are read from the folder of the results if the study is complete there, else from the exported ones. The study
     is the one with default knobs or, if `latest`, what the latest `energylab run` made of it.
@@ -175,28 +218,32 @@ def results_for_figures(word: str, results: Path, latest: bool, varies: Sequence
     ):
         raise Problem(f"study: expected {_one_of_results(results)}, got {word!r}")
     folder = results / name
-    runs = store.read_study(folder).get("runs", []) if study is None else [config.name for config in study.runs]
-    missing = []
+    asked = store.read_study(folder) if study is None else {}
+    runs = asked.get("runs", []) if study is None else [config.name for config in study.runs]
+    missing, damaged = [], False
     for run in runs:
         try:
             if store.check_run(folder / run) is None:
                 missing.append(run)
         except store.Damaged as error:
             missing.append(run)
+            damaged = True
             print(f"{folder}: damaged: {error}", file=sys.stderr)
     with problems(), _plain_warnings():
         if runs and not missing:
-            return load_study(folder, runs, varies)
+            return Found(results=load_study(folder, runs, varies))
         if (EXPORTED / name).is_dir():
             exported = load_study(EXPORTED / name, varies=varies)
             if len(exported.errors):
-                return exported
+                return Found(results=exported, damaged=damaged)
     progress = f"no runs in {folder}"
     if runs:
         rest = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         progress = f"{len(runs) - len(missing)} of {len(runs)} runs are finished in {folder}"
         progress += f" (missing {', '.join(missing[:3])}{rest})"
-    return f"{progress}; make them with: energylab run {word}"
+    command = _command(word, results, asked.get("knobs"))
+    begun = len(missing) < len(runs)
+    return Found(missing=f"{progress}; make them with: {command}", begun=begun, damaged=damaged)
 
 
 def together(results: Sequence["StudyResults"]) -> "StudyResults":

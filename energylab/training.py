@@ -45,7 +45,6 @@ class TrainingConfig:
     """Snapshots of the weights after the initial one, at logarithmically spaced steps; 0 for none at all."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "betas", tuple(self.betas))
         for key in ("steps", "batch_size", "log_every", "save_every"):
             check_positive(key, getattr(self, key))
         for key in ("warmup_steps", "trace_every", "snapshots"):
@@ -53,14 +52,18 @@ class TrainingConfig:
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise ValueError(f"{key}: expected an integer of at least 0, got {value!r}")
         for key in ("learning_rate", "gradient_clip"):
-            if not 0 < getattr(self, key) < math.inf:
+            if not (_is_real(getattr(self, key)) and 0 < getattr(self, key) < math.inf):
                 raise ValueError(f"{key}: expected a positive number, got {getattr(self, key)!r}")
-        if not 0 <= self.weight_decay < math.inf:
+        if not (_is_real(self.weight_decay) and 0 <= self.weight_decay < math.inf):
             raise ValueError(f"weight_decay: expected a number of at least 0, got {self.weight_decay!r}")
-        if not 0 <= self.final_learning_rate <= 1:
+        if not (_is_real(self.final_learning_rate) and 0 <= self.final_learning_rate <= 1):
             raise ValueError(f"final_learning_rate: expected a fraction, 0 to 1, got {self.final_learning_rate!r}")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+        betas = self.betas if isinstance(self.betas, list | tuple) else ()
+        if len(betas) != 2 or not all(_is_real(beta) and 0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas: expected two numbers in [0, 1), got {self.betas!r}")
+        object.__setattr__(self, "betas", tuple(betas))
+        if not isinstance(self.tf32, bool):
+            raise ValueError(f"tf32: expected true or false, got {self.tf32!r}")
         check_choice("device", self.device, ("auto", "cpu", "cuda"))
 
     def learning_rate_at(self, step: int) -> float:
@@ -68,6 +71,10 @@ class TrainingConfig:
         warmup = min(1.0, (step + 1) / (self.warmup_steps + 1))
         cosine = (1 + math.cos(math.pi * step / self.steps)) / 2
         return self.learning_rate * warmup * (self.final_learning_rate + (1 - self.final_learning_rate) * cosine)
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class Diverged(RuntimeError):

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 import shlex
 import subprocess
 import sys
@@ -20,11 +21,13 @@ from energylab.tasks import GaussianProcessPrior
 from energylab.training import TrainingConfig
 
 def study(steps: int = 12, seeds: int = 1, width: int = 8, heads: int = 2, rate: float = 1e-3, decay: float = 0.0,
-          prior: str = "fixed", diagonal: str = "none", points: int = 4, variant: str = "tiny",
+          prior: str = "fixed", diagonal: str = "none", points: int = 4, variant: str = "tiny", depth: int = 1,
+          batch: int = 32,
           name: str = "tiny", frozen: bool = False) -> Study:
     run = lambda seed: RunConfig(variant=variant, seed=seed, prior=prior, num_points=points,
-                                 model=ModelConfig(width=width, depth=1, heads=heads, hidden=8, diagonal=diagonal),
-                                 training=TrainingConfig(steps=steps, learning_rate=rate, weight_decay=decay))
+                                 model=ModelConfig(width=width, depth=depth, heads=heads, hidden=8, diagonal=diagonal),
+                                 training=TrainingConfig(steps=steps, batch_size=batch, learning_rate=rate,
+                                                         weight_decay=decay))
     return Study(name, [run(seed) for seed in range(seeds)])
 """
 
@@ -39,7 +42,8 @@ def study(steps: int = 3) -> Study:
     model = {{"width": 8, "depth": 1, "heads": 2, "hidden": 8}}
     training = {{"steps": steps}}
     {part}[{key!r}] = {value}
-    return Study("bad", [RunConfig(**values, model=ModelConfig(**model), training=TrainingConfig(**training))])
+    parts = {{"model": ModelConfig(**model), "training": TrainingConfig(**training)}}
+    return Study("bad", [RunConfig(**{{**parts, **values}})])
 """
 
 # what is wrong for a kind of field; as Python source, since some are no constants
@@ -50,8 +54,12 @@ NOT_A_COUNT = st.one_of(
 )
 NOT_A_RATE = st.one_of(
     st.floats(max_value=0, allow_infinity=False).map(repr),
-    st.sampled_from(["float('nan')", "float('inf')", "-1", "0"]),
+    st.sampled_from(["float('nan')", "float('inf')", "-1", "0", "'1e-3'", "[1e-3]", "{}", "(1e-3,)", "1j", "object()"]),
 )
+NOT_A_PAIR = st.sampled_from(
+    ["None", "0.9", "'ab'", "(0.9,)", "(0.9, 1)", "(0.9, '0.95')", "{0.9, 0.95}", "(True, 0.9)"]
+)
+NOT_A_FLAG = st.sampled_from(["None", "1", "'yes'", "[]"])
 WORDS = st.text(max_size=30).filter(lambda text: text not in ("none", "shared", "per_head"))
 
 BAD_FIELDS = st.one_of(
@@ -60,6 +68,14 @@ BAD_FIELDS = st.one_of(
     st.tuples(st.just("model"), st.just("heads"), st.sampled_from(["3", "5", "7", "16"])),
     st.tuples(st.just("training"), st.sampled_from(["batch_size", "save_every", "log_every"]), NOT_A_COUNT),
     st.tuples(st.just("training"), st.sampled_from(["learning_rate", "gradient_clip"]), NOT_A_RATE),
+    st.tuples(st.just("training"), st.sampled_from(["weight_decay", "final_learning_rate"]), st.just("'0'")),
+    st.tuples(st.just("model"), st.just("temperature"), NOT_A_RATE),
+    st.tuples(st.just("model"), st.sampled_from(["tokens", "positions"]), st.sampled_from(["None", "[]", "{}", "3"])),
+    st.tuples(st.just("training"), st.just("betas"), NOT_A_PAIR),
+    st.tuples(st.just("training"), st.just("tf32"), NOT_A_FLAG),
+    st.tuples(st.just("model"), st.just("recompute"), NOT_A_FLAG),
+    st.tuples(st.just("values"), st.just("seed"), st.sampled_from(["0.0", "'0'", "None", "True"])),
+    st.tuples(st.just("values"), st.sampled_from(["model", "training"]), st.just("dict(steps=3)")),
     st.tuples(st.just("training"), st.just("device"), WORDS.filter(lambda t: t not in ("cpu", "auto")).map(repr)),
     st.tuples(st.just("values"), st.just("seed"), st.integers(max_value=-1).map(repr)),
     st.tuples(st.just("values"), st.just("num_points"), st.integers(max_value=0).map(repr)),
@@ -140,13 +156,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def assert_refused(folder: Path, words: list[str]) -> None:
+def assert_refused(folder: Path, words: list[str], message: str = "") -> None:
     before = sorted(folder.rglob("*"))
     out, err = io.StringIO(), io.StringIO()
     with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(words)
     assert code == 2, (words, code, out.getvalue(), err.getvalue())
     assert_one_line(out.getvalue(), err.getvalue())
+    assert re.search(message, err.getvalue())
     assert sorted(folder.rglob("*")) == before
 
 
@@ -176,7 +193,8 @@ def refuse_configs(examples: int):
     def check(project: Path, bad: tuple[str, str, str]) -> None:
         part, key, value = bad
         (project / "bad.py").write_text(FILE.format(part=part, key=key, value=value))
-        assert_refused(project, ["run", "./bad.py"])
+        unknown = key.startswith("x_")
+        assert_refused(project, ["run", "./bad.py"], "" if unknown else f"{key}: expected .*, got ")
 
     return lambda project: bounded(examples)(given(bad=BAD_FIELDS)(lambda bad: check(project, bad)))()
 
@@ -189,6 +207,24 @@ def test_bad_command_lines(project: Path, examples: int) -> None:
 @pytest.mark.parametrize("examples", [80, pytest.param(800, marks=pytest.mark.slow)])
 def test_bad_configs(project: Path, examples: int) -> None:
     refuse_configs(examples)(project)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            "--width 1000000000",
+            r"tiny.py: memory: expected at most .* GiB, what cpu has .*got at least .*width 1000000000",
+        ),
+        ("--batch 10000000000", r"memory: .*inputs of the layers, .*batch_size 10000000000"),
+        ("--depth 1000000000", r"memory: .*depth 1000000000"),
+        ("--width 10000000000", r"width: expected weights of fewer than 2\^60 elements, got 10000000000 times"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "describe"])
+def test_what_cannot_fit_into_memory_is_refused(project: Path, command: str, options: str, message: str) -> None:
+    device = ["--device=cpu"] if command == "run" else []
+    assert_refused(project, [command, "tiny", *options.split(), *device], message)
 
 
 @pytest.mark.slow

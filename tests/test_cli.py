@@ -175,17 +175,47 @@ def test_a_partial_figure_draws_what_is_there_and_names_what_is_not(project: Pat
     assert said.out == ""
     assert re.match(r"error: not drawn, needs other\nother: 0 of 2 runs are finished in runs/other \(", said.err)
     (project / "figures/error.py").write_text(f"{text}\nPARTIAL = True\n")
-    assert energylab("figures") == 1
+    assert energylab("figures") == 0
     said = capsys.readouterr()
     assert re.match(r"error: drawn without other\nother: 0 of 2 runs are finished in runs/other \(", said.err)
     assert "make them with: energylab run other" in said.err
     assert "error: runs/figures/error.pdf and .png, from runs/tiny" in said.out
 
 
+def test_what_was_not_run_is_named_with_the_command_that_runs_it(project: Path, capsys) -> None:
+    (project / "studies/other.py").write_text(STUDY.replace('"tiny", [run', '"other", [run'))
+    (project / "figures/other.py").write_text(FIGURE.replace('("tiny",)', '("other",)'))
+    assert energylab("run tiny --steps 4 --results there --executor inprocess") == 0
+    (project / "studies/tiny.py").write_text(STUDY.replace("steps: int = 12", "steps: int = 4"))
+    (directory, _) = store.run_directories(Path("there/tiny"))
+    capsys.readouterr()
+
+    # what is stored is drawn, and nobody has run the other study: no failure, unless it was asked for
+    assert energylab("figures --results there") == 0
+    assert "make them with: energylab run other --results there\n" in capsys.readouterr().err
+    assert energylab("figures error --results there") == 0
+    assert energylab("figures other error --results there") == 1
+    assert energylab("figures --study other --results there") == 1
+    capsys.readouterr()
+    assert energylab("figures --results studies/results") == 1
+    assert "make them with: energylab run other && energylab export other\n" in capsys.readouterr().err
+
+    # begun, and not finished: the knobs are those of the command that began it
+    assert energylab("run tiny --steps 3 --seeds 2 --results there --shard 1/2 --executor inprocess") == 0
+    capsys.readouterr()
+    assert energylab("report tiny --results there") == 1
+    said = capsys.readouterr().err
+    assert "2 of 4 runs are finished in there/tiny" in said
+    assert said.endswith("make them with: energylab run tiny --steps 3 --seeds 2 --results there\n")
+    (directory / store.EVALUATION).write_bytes(b"PAR1")
+    assert energylab("figures --results there") == 1
+    assert "there/tiny: damaged: " in capsys.readouterr().err
+
+
 def test_venues_of_the_command_are_those_of_the_style() -> None:
     from typing import get_args, get_type_hints
 
-    from energylab.cli import FigureOptions
+    from energylab.cli.drawing import FigureOptions
     from energylab.plotting import VENUES
 
     assert set(get_args(get_type_hints(FigureOptions)["venue"])) == set(VENUES)
@@ -400,6 +430,8 @@ BAD = [
     ("status tiny --steps 3", "--steps: unknown option of `energylab status`"),
     ("export tiny", "runs/tiny: no results yet"),
     ("export tiny --output", "--output: expected a value, got none"),
+    ("export tiny --weights some", "--weights: expected one of 'auto', 'none', 'one', 'all', got 'some'"),
+    ("export tiny --results there", "there/tiny: no results yet; make them with: energylab run tiny --results there"),
     ("figures nope", "FIGURE: expected some of error.*got 'nope'"),
     ("figures error --stduy tiny", "--stduy: unknown option.*did you mean --study"),
     ("figures no_needs", "figures/no_needs.py: NEEDS: expected a tuple of study names.*got 'tiny'"),

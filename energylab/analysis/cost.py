@@ -55,7 +55,7 @@ def parameters(config: ModelConfig) -> Parameters:
     """Parameters of a model by part; counted, not computed."""
     with torch.device("meta"):
         model = InContextRegressor(config)
-    counts = dict.fromkeys(("attention_weights", "mlp_weights", "attention_other", "mlp_other"), 0)
+    counts: dict[str, int] = dict.fromkeys(("attention_weights", "mlp_weights", "attention_other", "mlp_other"), 0)
     for (_, part), layer in zip(model.parts, model.layers, strict=True):
         weights = sum(p.numel() for name, p in layer.named_parameters() if name in WEIGHTS)
         counts[f"{part}_weights"] += weights

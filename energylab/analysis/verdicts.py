@@ -89,10 +89,10 @@ def judge(claim: Claim, errors: pd.DataFrame) -> pd.DataFrame:
     has n = 0 and is undecided.
     """
     confidence = 1 - FAMILY_ERROR / len(claim.comparisons)
-    tested = errors[errors["condition"] == "in-prior"]
+    tested = errors.loc[errors["condition"] == "in-prior"]
     keys = ["study", "variant", "T", "seed"]
     # a mean over all k; different settings under one name must not be averaged
-    runs = tested.groupby([*keys, "run"], dropna=False, observed=True, as_index=False)["excess_mse"].mean()
+    runs = tested.groupby([*keys, "run"], dropna=False, observed=True, as_index=False)[["excess_mse"]].mean()
     rows = []
     for comparison in claim.comparisons:
         one, other = (_runs_of(runs, comparison.study, model) for model in (comparison.a, comparison.b))
@@ -127,7 +127,7 @@ def judge(claim: Claim, errors: pd.DataFrame) -> pd.DataFrame:
         row["verdict"] = comparison.verdict(row["n"], row["mean"], row["low"], row["high"])
         rows.append(row)
     columns = ["claim", "study", "a", "b", "asks", "margin", "n", "excess_a", "excess_b"]
-    return pd.DataFrame(rows)[[*columns, "mean", "low", "high", "confidence", "verdict"]]
+    return pd.DataFrame(rows, columns=[*columns, "mean", "low", "high", "confidence", "verdict"])
 
 
 def verdict(judged: pd.DataFrame) -> str:
@@ -142,4 +142,4 @@ def _runs_of(runs: pd.DataFrame, study: str, model: Model) -> pd.DataFrame:
     chosen = (runs["study"] == study) & (runs["variant"] == model.variant)
     if model.recursions is not None:
         chosen &= runs["T"].eq(model.recursions).fillna(False).astype(bool)
-    return runs[chosen]
+    return runs.loc[chosen]

@@ -81,7 +81,8 @@ class CEMAttention(EnergyLayer):
         super().__init__(width, recursions, preconditioner, rank, step_size, update_rule, history, backend)
         self.heads = check_positive("heads", heads)
         self.head_dim = resolve_head_dim(width, heads, head_dim, rotary)
-        if temperature is not None and not 0 < temperature < math.inf:
+        number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
+        if temperature is not None and not (number and 0 < temperature < math.inf):
             raise ValueError(f"temperature: expected a positive number, got {temperature!r}")
         self.temperature = math.sqrt(self.head_dim) if temperature is None else float(temperature)
         self.rotary = rotary

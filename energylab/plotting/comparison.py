@@ -103,7 +103,11 @@ def _name(reference: Mapping[str, Any]) -> str:
 
 def _names(models: Sequence[tuple[str, Any]], runs: pd.DataFrame, width: int) -> list[str]:
     several = runs["T"].nunique() > 1
-    names = [f"{variant}, $T={T}$" if several and pd.notna(T) else variant for variant, T in models]
+    names = [
+        # pandas' types fear that T could be a Series
+        f"{variant}, $T={T}$" if several and pd.notna(T) else variant  # pyright: ignore[reportGeneralTypeIssues]
+        for variant, T in models
+    ]
     return [textwrap.fill(name, width) for name in names]
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from energylab.analysis.statistics import over_seeds
@@ -266,9 +267,9 @@ def equally_trained(results: StudyResults) -> tuple[StudyResults, str]:
 
     Errors after trainings of different length do not belong in one panel.
     """
-    steps = results.training.groupby("study", sort=False)["step"].max()
+    steps = {study: int(np.max(rows["step"])) for study, rows in results.training.groupby("study", sort=False)}
     first = results.errors["study"].iloc[0] if len(results.errors) else None
-    others = [study for study in steps.index if first in steps.index and steps[study] != steps[first]]
+    others = [study for study in steps if first in steps and steps[study] != steps[first]]
     if not others:
         return results, ""
     errors = results.errors[~results.errors["study"].isin(others)]
@@ -277,6 +278,13 @@ def equally_trained(results: StudyResults) -> tuple[StudyResults, str]:
 
 
 # --- axes -----------------------------------------------------------------------------------------------------------
+
+
+def figure_of(axes: Axes) -> Figure:
+    """The whole figure that the axes are in."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    return figure
 
 
 def show_range(
@@ -296,7 +304,7 @@ def show_range(
     pad = 0.05 * ((top - bottom) or abs(top) or 1.0)
     if along == "x":
         axes.xaxis.set_major_locator(
-            MaxNLocator(nbins=4 if axes.figure.get_figwidth() > 4.5 else 3, steps=[1, 2, 5, 10])
+            MaxNLocator(nbins=4 if figure_of(axes).get_figwidth() > 4.5 else 3, steps=[1, 2, 5, 10])
         )
         axes.set_xlim(bottom - pad, top + pad)
     else:

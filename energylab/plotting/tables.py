@@ -8,6 +8,7 @@ rounded there; the CSV keeps six digits. The caption travels in `frame.attrs["ca
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,18 +42,19 @@ def to_latex(frame: pd.DataFrame, label: str) -> str:
         }
     )
     words = [name for name in shown if not pd.api.types.is_numeric_dtype(frame[name])]
-    return (
-        shown.style.hide(axis="index")
-        .format(escape="latex")
-        .format_index(escape="latex", axis=1)
-        .to_latex(
-            hrules=True,
-            column_format="".join("l" if name in words else "r" for name in shown),
-            caption=_latex_words(str(frame.attrs.get("caption", ""))),
-            label=f"tab:{label}",
-            position="t",
-            position_float="centering",
-        )
+    styler = shown.style.hide(axis="index")
+    styler.format_index(lambda name: name.translate(_ESCAPED), axis=1)
+    text = styler.to_latex(
+        hrules=True,
+        column_format="".join("l" if name in words else "r" for name in shown),
+        caption=_latex_words(str(frame.attrs.get("caption", ""))),
+        label=f"tab:{label}",
+        position="t",
+        position_float="centering",
+    )
+    # eight columns with intervals on a page with one-inch margins; and air below the caption
+    return text.replace(
+        r"\begin{tabular}", "\\medskip\\footnotesize\\setlength{\\tabcolsep}{2.5pt}\n\\begin{tabular}", 1
     )
 
 
@@ -112,7 +114,8 @@ def _cell(frame: pd.DataFrame, name: str, row: int) -> str:
         low, high = (frame[f"{name} {end}"].iloc[row] for end in ("low", "high"))
         if not math.isnan(low):
             text += f" [{_number(name, low)}, {_number(name, high)}]"
-    return text
+    # a hyphen is shorter than a minus sign
+    return text.translate(_ESCAPED) if isinstance(value, str) else re.sub(r"-(?=[\di])", "$-$", text)
 
 
 def _number(name: str, value: Any) -> str:
@@ -131,7 +134,13 @@ def _number(name: str, value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else f"{value}"
 
 
+_ESCAPED = str.maketrans(
+    {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}", "−": "$-$", "’": "'", "…": r"\ldots{}"}
+    | {character: f"\\{character}" for character in "%&#_{}$"}
+)
+
+
 def _latex_words(text: str) -> str:
-    for character, command in {"%": r"\%", "&": r"\&", "#": r"\#", "−": "$-$", "’": "'", "…": r"\ldots "}.items():
-        text = text.replace(character, command)
-    return text
+    """A caption in LaTeX: formulas between dollars as they are."""
+    parts = re.split(r"(\$[^$]*\$)", text)
+    return "".join(part if place % 2 else part.translate(_ESCAPED) for place, part in enumerate(parts))

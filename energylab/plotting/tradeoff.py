@@ -45,7 +45,7 @@ def tradeoff_table(results: StudyResults, cost: str) -> pd.DataFrame:
     runs = plots.excess_by_run(results)
     name = {"parameters": "parameters", "flops": "TFLOP"}[cost]
     table = tables.excess_table(runs).sort_values([name, "excess MSE"], ignore_index=True)
-    table["on the front"] = np.where(_front(table[name], table["excess MSE"]), "yes", "")
+    table["on the front"] = np.where(_front(table, name, "excess MSE"), "yes", "")
     what = "Excess MSE and cost of every model; on the front where none is better at that cost or less."
     return tables.captioned(table, f"{what} {left_out}".strip(), results)
 
@@ -55,7 +55,7 @@ def tradeoff_points(results: StudyResults, cost: str) -> pd.DataFrame:
     runs = plots.excess_by_run(results)
     by = ["study", "variant", "T"]
     points = over_seeds(runs, "excess_mse", by).merge(runs.drop_duplicates(by)[[*by, cost]], on=by)
-    return points.assign(front=_front(points[cost], points["mean"]))
+    return points.assign(front=_front(points, cost, "mean"))
 
 
 def tradeoff(axes: Axes, points: pd.DataFrame, cost: str, *, by_study: bool = True, named: bool = True) -> bool:
@@ -63,24 +63,26 @@ def tradeoff(axes: Axes, points: pd.DataFrame, cost: str, *, by_study: bool = Tr
     numbered and in the legend if `named`. Returns whether an interval is cut off at the frame.
     """
     label, unit = COSTS[cost]
-    markers = dict(zip(dict.fromkeys(sorted(points["study"])), MARKERS, strict=False))
-    if not by_study:
-        markers = dict.fromkeys(markers, "o")
-    for (study, recursions), rows in points.groupby(["study", "T"], dropna=False, sort=True):
+    studies = [str(study) for study in sorted(set(points["study"]))]
+    markers = dict(zip(studies, MARKERS if by_study else "o" * len(studies), strict=False))
+    for key, rows in points.groupby(["study", "T"], dropna=False, sort=True):
+        assert isinstance(key, tuple)
+        study, recursions = key
         colour = NEUTRAL if pd.isna(recursions) else recursion_colour(int(recursions))
         places = rows[cost] / unit
         axes.vlines(places, rows["low"], rows["high"], color=colour, linewidth=0.8, alpha=0.4, zorder=2)
         axes.plot(places, rows["mean"], linestyle="", marker=markers[str(study)], color=colour, alpha=0.9, zorder=3)
-    front = points[points["front"]].sort_values(cost)
+    front = points.loc[points["front"]].sort_values(by=cost)
     axes.plot(front[cost] / unit, front["mean"], color=INK, linewidth=0.7, drawstyle="steps-post", zorder=1.5)
     if named:
         _legend(axes, points, markers if by_study and len(markers) > 1 else {})
     axes.set_xscale("log")
     axes.set_yscale("log")
-    low, high = points["mean"].min(), points["mean"].max()
-    bottom, top = points["low"].fillna(low).clip(lower=low / 1.5).min(), points["high"].fillna(high).max()
+    low, high = float(np.min(points["mean"])), float(np.max(points["mean"]))
+    bottom = float(np.min(points["low"].fillna(low).clip(lower=low / 1.5)))
+    top = float(np.max(points["high"].fillna(high)))
     axes.set_ylim(0.92 * min(bottom, low / 1.12), 1.08 * min(max(top, high), 1.5 * high))
-    left, right = points[cost].min() / unit, points[cost].max() / unit
+    left, right = float(np.min(points[cost])) / unit, float(np.max(points[cost])) / unit
     room = max((right / left) ** 0.05, 1.05)
     axes.set_xlim(left / room**2, right * room)
     for axis in (axes.xaxis, axes.yaxis):
@@ -96,17 +98,17 @@ def tradeoff(axes: Axes, points: pd.DataFrame, cost: str, *, by_study: bool = Tr
     return bool((points["low"] < start).any() or (points["high"] > end).any())
 
 
-def _front(cost: pd.Series, error: pd.Series) -> pd.Series:
+def _front(points: pd.DataFrame, cost: str, error: str) -> np.ndarray:
     """Whether no other model has a smaller error at the same cost or less."""
-    pairs = list(zip(cost, error, strict=True))
-    return pd.Series([not any(c <= own and e < err for c, e in pairs) for own, err in pairs], index=cost.index)
+    pairs = list(zip(points[cost], points[error], strict=True))
+    return np.array([not any(c <= own and e < err for c, e in pairs) for own, err in pairs], dtype=bool)
 
 
 def _legend(axes: Axes, points: pd.DataFrame, markers: dict[str, str]) -> None:
     recursions = sorted({int(T) for T in points["T"].dropna()})
     for T in recursions:
         axes.plot([], [], linestyle="", marker="o", color=recursion_colour(T), label=f"$T={T}$")
-    if points["T"].isna().any():
+    if len(points["T"].dropna()) < len(points):
         axes.plot([], [], linestyle="", marker="o", color=NEUTRAL, label="no recursion")
     for study, marker in markers.items():
         axes.plot([], [], linestyle="", marker=marker, color=INK, markerfacecolor="none", label=study.replace("_", " "))
@@ -114,7 +116,7 @@ def _legend(axes: Axes, points: pd.DataFrame, markers: dict[str, str]) -> None:
 
 def _name_front(axes: Axes, front: pd.DataFrame, cost: str, unit: float) -> None:
     """Numbers below and left of the points on the line, where by its definition there is no other, named in the legend."""
-    figure = axes.figure
+    figure = plots.figure_of(axes)
     with style(getattr(figure, "venue", None)) as venue:
         to_points = 72 * np.array([0.85 * figure.get_figwidth(), 0.6 * figure.get_figheight()])  # about: it grows yet
         taken: list[np.ndarray] = []

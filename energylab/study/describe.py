@@ -4,9 +4,11 @@ import dataclasses
 from collections.abc import Iterator
 
 import pandas as pd
+import torch
 
 from energylab.analysis.cost import activation_bytes, llama_like, parameters, training_flops
 from energylab.study.config import RunConfig, Study
+from energylab.study.memory import check_memory
 
 RECURSIONS = (1, 2, 4, 8)
 
@@ -14,9 +16,12 @@ RECURSIONS = (1, 2, 4, 8)
 def describe(study: Study) -> str:
     """Parameters of each model by part, and operations and memory of one training step against T, as text.
 
-    Ratios are to the Llama model of the same width, depth, heads and hidden units.
+    Ratios are to the Llama model of the same width, depth, heads and hidden units. Raises ValueError for a model that
+    does not fit into memory.
     """
     runs = list(_models(study))
+    for run in runs:  # each of them does one forward pass here
+        check_memory(run, torch.device("cpu"))
     lines = [f"{study.name}: {len(study.runs)} runs of {len(runs)} models"]
     if study.note:
         lines.append(study.note)

@@ -75,7 +75,7 @@ def errors_table(runs: Sequence[Tested], study: str) -> pd.DataFrame:
             )
     names = dict.fromkeys([*_COLUMNS, *evaluation, *of_run])
     labels = pd.DataFrame(of_run).take(rows).reset_index(drop=True)
-    return pd.concat([labels, evaluation], axis=1)[list(names)]
+    return pd.concat([labels, evaluation], axis=1).loc[:, list(names)]
 
 
 def _column(values: list[Any]) -> pd.Series:

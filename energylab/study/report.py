@@ -3,7 +3,7 @@
 import base64
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,11 +50,16 @@ class Drawing:
     narrow: "Figure"
 
 
-def report(results: StudyResults, folder: Path, figures: Mapping[str, Drawing]) -> str:
+def report(
+    results: StudyResults,
+    folder: Path,
+    figures: Mapping[str, Drawing],
+    tell: Callable[[str, float], None] = lambda what, share: None,
+) -> str:
     """The page: settings, errors by model, differences, descent by layer, figures, and the provenance of every run.
 
-    ``folder`` is where the runs of ``results`` are; ``figures`` are drawn from them, by name. Raises ValueError where
-    there are no runs to report.
+    ``folder`` is where the runs of ``results`` are; ``figures`` are drawn from them, by name; ``tell`` hears which of them
+    is written, and which share is done. Raises ValueError where there are no runs to report.
     """
     if results.errors.empty:
         raise ValueError(f"STUDY: expected finished runs in {folder}, got none")
@@ -65,6 +70,10 @@ def report(results: StudyResults, folder: Path, figures: Mapping[str, Drawing]) 
     runs = list(dict.fromkeys(results.errors["run"]))
     settings = _settings(folder, runs)
     errors = _by_run(results.errors)
+    images = {}
+    for number, (name, drawn) in enumerate(figures.items()):
+        tell(f"writing {name}", number / len(figures))
+        images[name] = {"wide": _image(drawn.wide), "narrow": _image(drawn.narrow)}
     return template.render(
         name=results.name,
         note=results.note,
@@ -73,7 +82,7 @@ def report(results: StudyResults, folder: Path, figures: Mapping[str, Drawing]) 
         errors=_one_condition(_errors(errors)),
         differences=_one_condition(_differences(errors)),
         descent=_descent(results.descent),
-        figures={name: {"wide": _image(drawn.wide), "narrow": _image(drawn.narrow)} for name, drawn in figures.items()},
+        figures=images,
         provenance=_provenance(folder, runs),
         words=WORDS,
     )
@@ -124,15 +133,15 @@ def _said(value: Any) -> str:
 
 def _one_condition(table: pd.DataFrame | None) -> pd.DataFrame | None:
     """Without the condition, where there is one alone."""
-    return table if table is None or table["condition"].nunique() > 1 else table.drop(columns="condition")
+    return table if table is None or len(set(table["condition"])) > 1 else table.drop(columns="condition")
 
 
 def _errors(errors: pd.DataFrame) -> pd.DataFrame:
     by = ["condition", "variant", "T"]
     excess = over_seeds(errors, "excess_mse", by)
-    others = errors.groupby(by, dropna=False, observed=True)
-    means = others[["rmse", "floor_rmse", "parameters", "flops", "train_seconds"]].mean().reset_index()
-    table = excess.merge(means, on=by)
+    others = errors.groupby(by, dropna=False, observed=True, as_index=False)
+    means = others[["rmse", "floor_rmse", "parameters", "flops", "train_seconds"]].mean()
+    table = excess.merge(means, on=by)  # pyright: ignore[reportArgumentType]  # pandas' types do not see a frame
     return pd.DataFrame(
         {
             "condition": table["condition"],
@@ -152,7 +161,7 @@ def _errors(errors: pd.DataFrame) -> pd.DataFrame:
 
 def _differences(errors: pd.DataFrame) -> pd.DataFrame | None:
     """Excess MSE minus that of the first variant at its smallest T, paired by seed."""
-    recursive = errors[errors["T"].notna()]
+    recursive = errors.loc[errors["T"].notna()]
     if recursive.empty:
         return None
     variant = recursive["variant"].iloc[0]
@@ -178,12 +187,13 @@ def _descent(descent: pd.DataFrame) -> pd.DataFrame | None:
     """What each layer's last step leaves behind, query tokens, averaged over seeds."""
     if descent.empty:
         return None
-    query = descent[descent["token"] == "query"]
-    ends = query[query["step"] == query.groupby(["run", "layer"])["step"].transform("max")]
-    rising = query.groupby(["run", "layer"])["fraction_rising"].max().rename("worst").reset_index()
-    ends = ends.merge(rising, on=["run", "layer"])
+    query = descent.loc[descent["token"] == "query"]
+    ends = query.loc[query["step"] == query.groupby(["run", "layer"])["step"].transform("max")]
+    rising = query.groupby(["run", "layer"], as_index=False)[["fraction_rising"]].max()
+    ends = ends.merge(rising.rename(columns={"fraction_rising": "worst"}), on=["run", "layer"])
     by = ["variant", "T", "layer"]
-    means = ends.groupby(by, dropna=False, observed=True)[["energy_change_median", "worst"]].mean().reset_index()
+    ends = ends.groupby(by, dropna=False, observed=True, as_index=False)
+    means = ends[["energy_change_median", "worst"]].mean()
     return pd.DataFrame(
         {
             "model": means["variant"],
@@ -222,7 +232,8 @@ def _image(figure: "Figure") -> str:
     images = {}
     for kind in ("svg+xml", "png"):
         buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind[:3], **({"metadata": {"Date": None}} if kind != "png" else {"dpi": 200}))
+        options: dict[str, Any] = {"dpi": 200} if kind == "png" else {"metadata": {"Date": None}}
+        figure.savefig(buffer, format=kind[:3], **options)
         images[kind] = buffer.getvalue()
     kind = min(images, key=lambda kind: len(images[kind]) - (SVG_BONUS if kind != "png" else 0))
     return f"data:image/{kind};base64,{base64.b64encode(images[kind]).decode()}"

@@ -343,7 +343,7 @@ def threads(number: int) -> Iterator[None]:
 
 
 def _summary(evaluation: pd.DataFrame, trainer: Trainer) -> str:
-    condition = "in-prior" if evaluation["condition"].eq("in-prior").any() else "validation"
+    condition = "in-prior" if "in-prior" in set(evaluation["condition"]) else "validation"
     excess = evaluation.loc[evaluation["condition"] == condition, "excess_mse"].mean()
     return f"excess MSE {excess:.4f} after {trainer.step} steps, {trainer.seconds:.0f} s of training"
 

@@ -85,9 +85,9 @@ def _examine(directory: Path) -> tuple[Standing, dict[str, Any] | None]:
         progress = check_progress(directory)
     except Damaged as error:
         complaint = error.reason
-    step, loss = progress.get("step"), progress.get("loss")
-    step = step if isinstance(step, int) else 0
-    loss = loss if isinstance(loss, int | float) else None
+    said_step, said_loss = progress.get("step"), progress.get("loss")
+    step: int = said_step if isinstance(said_step, int) else 0
+    loss: float | None = said_loss if isinstance(said_loss, int | float) else None
     state, sentence = str(progress.get("state", "waiting")), str(progress.get("sentence", ""))
     try:
         found = store.find_run(directory)

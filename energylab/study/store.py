@@ -104,7 +104,7 @@ def parquet(table: pd.DataFrame) -> bytes:
         buffer,
         compression="zstd",
         compression_level=9,
-        use_dictionary=words,
+        use_dictionary=words,  # pyright: ignore[reportArgumentType]  # its stub knows bool alone
         write_statistics=False,
         store_schema=False,
     )

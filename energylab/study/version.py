@@ -10,7 +10,7 @@ from typing import Any
 
 import energylab
 
-_NOT_NUMERICAL = ("bench", "plotting", "study", "__main__.py", "cli.py", "inspection.py", "project.py")
+_NOT_NUMERICAL = ("bench", "plotting", "study", "__main__.py", "cli", "inspection.py", "project.py")
 """What is in the package and has no part in the numbers of a run."""
 
 

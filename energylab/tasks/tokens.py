@@ -124,6 +124,6 @@ LAYOUTS: dict[str, TokenLayout] = {
 
 def token_layout(name: str) -> TokenLayout:
     """The layout called `name`. Raises ValueError for another name."""
-    if name not in LAYOUTS:
+    if not isinstance(name, str) or name not in LAYOUTS:
         raise ValueError(f"tokens: expected one of {', '.join(LAYOUTS)}, got {name!r}")
     return LAYOUTS[name]

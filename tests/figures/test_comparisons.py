@@ -2,17 +2,20 @@
 what each shows."""
 
 import functools
+import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.text import Text
 
 from energylab.analysis.statistics import student_t
 from energylab.plotting import VENUES, save, style
-from energylab.plotting.tables import NO_INTERVAL, save_table
+from energylab.plotting.tables import NO_INTERVAL, save_table, to_latex
 from energylab.project import together
 from energylab.study import load_study
 
@@ -84,12 +87,32 @@ def test_tables_say_seeds_and_interval(name: str, results_of: Callable, figure_f
         assert rf"\label{{tab:{name}}}" in tex
         assert "Only a test." in tex
         assert "nan" not in tex
+        (columns,) = re.findall(r"\\begin{tabular}{([lr]+)}", tex)
+        rows = [line for line in tex.splitlines() if line.endswith(r"\\")]
+        assert len(rows) == len(table) + 1
+        assert {len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows} == {len(columns)}
+        commands = "begin end centering caption label toprule midrule bottomrule textbackslash"
+        commands += " medskip footnotesize setlength tabcolsep"
+        assert set(re.findall(r"\\([a-z]+)", tex)) <= set(commands.split())  # no package but booktabs
         assert len(csv.splitlines()) == len(table) + 1
         if name == "circuits":  # medians and extremes over heads, of which every one is shown
             assert f"$n={seeds}$ seed" in tex
             continue
         assert (NO_INTERVAL in tex) == (seeds == 1)
         assert (r"$n=3$ seeds; in brackets, the 95\% Student-$t$ interval" in tex) == (seeds == 3)
+
+
+def test_latex_escapes_words_and_keeps_formulas() -> None:
+    table = pd.DataFrame(
+        {"a_b %": ["x & y_1 #$", "~^\\{}"], "change": [-1.5, math.nan], "change low": [-2.0, math.nan]}
+    )
+    table["change high"] = [-1e-5, math.nan]
+    table.attrs["caption"] = "5 % of $x_1$, a_b."
+    tex = to_latex(table, "one")
+    assert r"\caption{5 \% of $x_1$, a\_b.}" in tex
+    assert r"a\_b \% & change \\" in tex
+    assert r"x \& y\_1 \#\$ & $-$1.5 [$-$2, $-$1e$-$05] \\" in tex
+    assert r"\~{}\^{}\textbackslash{}\{\} & -- \\" in tex
 
 
 @pytest.mark.parametrize("name", ["tied_weights", "error_vs_parameters", "test_time"])

@@ -110,7 +110,7 @@ def test_options_of_ray_are_refused_without_it(project: Path, capsys, monkeypatc
     assert "--gpus-per-run: expected it with --executor ray only" in capsys.readouterr().err
     assert main(["run", "tiny", "--executor", "ray", "--gpus-per-run", "1.5"]) == 2
     assert "--gpus-per-run: expected a number from 0 to 1, got 1.5" in capsys.readouterr().err
-    monkeypatch.setattr("energylab.cli._version", lambda name: None)
+    monkeypatch.setattr("energylab.cli.running.version", lambda name: None)
     assert main(["run", "tiny", "--executor", "ray"]) == 2
     assert "pip install 'energylab[ray]'" in capsys.readouterr().err
     assert not (project / "runs").exists()

@@ -12,6 +12,7 @@ from energylab.cli import main
 from energylab.plotting import style
 from energylab.plotting.plots import new_figure
 from energylab.study import Study, load_results, load_study, store
+from energylab.study.progress import Lines
 from energylab.study.report import Drawing, report
 
 STORED = Path(__file__).parents[2] / "studies" / "results" / "recursion"
@@ -97,8 +98,15 @@ def test_conditions_are_told_apart_where_there_are_several(tmp_path: Path) -> No
 
 def test_the_command_writes_one_small_file(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(STORED.parents[2])
+    monkeypatch.setattr(Lines, "FIRST", 0.0)
+    monkeypatch.setattr(Lines, "NEXT", 0.0)
     assert main(["report", "recursion", "--output", str(tmp_path / "page.html")]) == 0
-    assert re.search(r"page\.html: \d\.\d\d MB, from studies/results/recursion", capsys.readouterr().out)
+    said = capsys.readouterr()
+    assert re.search(r"page\.html: \d\.\d\d MB, from studies/results/recursion", said.out)
+    assert re.match(r"report: drawing \w+, 0 %\n(report: (drawing|writing) \w+, \d+ %\n)+$", said.err)
+    shares = [int(share) for share in re.findall(r", (\d+) %", said.err)]
+    assert shares == sorted(shares)
+    assert max(shares) > 50
     size = (tmp_path / "page.html").stat().st_size
     assert size < 3e6
     assert len(Page((tmp_path / "page.html").read_text(encoding="utf-8")).sources) >= 2 * 3

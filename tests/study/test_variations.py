@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from energylab.project import resolve, study_function
+from energylab.project import Problem, resolve, study_function
 from energylab.study.variations import LEARNING_RATES, TUNING_SEED
 
 STUDIES = sorted((Path(__file__).parents[2] / "studies").glob("*.py"))
@@ -40,3 +40,15 @@ def test_every_study_has_a_miniature(path: Path) -> None:
     }
     assert max(run.training.steps for run in small.runs) <= 30
     assert len(small.runs) * len(study.runs[0].conditions) <= 60
+
+
+def test_what_a_miniature_or_a_sweep_sets_itself_cannot_be_set_beside_it() -> None:
+    (path,) = (path for path in STUDIES if path.stem == "recursion")
+    function = study_function(path)
+    for switch in ("debug", "tune"):
+        for key in ("steps", "seeds"):
+            with pytest.raises(
+                Problem, match=f"--{key}: expected none with --{switch}, where it changes nothing, got 3"
+            ):
+                resolve(path, function, {switch: True, key: 3})
+        assert resolve(path, function, {switch: True, "width": 32}).runs[0].model.width <= 32
