@@ -176,18 +176,17 @@ def draw(results: StudyResults) -> Figure:
 def table(results: StudyResults) -> DataFrame:
     """Every comparison, with those that were not run."""
     judged = pd.concat([judge(claim, results.errors) for claim in CLAIMS], ignore_index=True)
-    shown = judged.rename(
-        columns={
-            "n": "seeds",
-            "excess_a": "excess MSE of a",
-            "excess_b": "excess MSE of b",
-            "mean": "difference",
-            "low": "difference low",
-            "high": "difference high",
-        }
-    )
+    names = {"mean": "difference", "low": "difference low", "high": "difference high"}
+    columns = ["claim", "a", "b", "n", *names, "verdict"]  # all that fits on a page
+    shown = judged[columns].rename(columns=names)
+    asked = {
+        asks: ", ".join(claim.key for claim in CLAIMS if claim.comparisons[0].asks == asks)
+        for asks in ("lower", "close", "different")
+    }
     shown.attrs["caption"] = (
-        "What the stored runs say of each claim: excess MSE of $a$ minus that of $b$, paired by seed, with a Student-$t$"
-        " interval of the confidence given, 95% for the comparisons of a claim together."
+        "What the stored runs say of each claim: excess MSE of $a$ minus that of $b$, paired by seed, $n$ seeds, with a"
+        " Student-$t$ interval, 95% for the comparisons of a claim together (Bonferroni). Asked is that $a$ is lower, by"
+        f" {GAIN} ({asked['lower']}), not higher by more than {LITTLE} ({asked['close']}), or different by {GAIN}"
+        f" ({asked['different']})."
     )
     return shown
