@@ -7,6 +7,7 @@ written down before the runs that decide them, except for the runs of the recurs
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Literal
 
 import pandas as pd
@@ -113,7 +114,7 @@ NEEDS = tuple(dict.fromkeys(comparison.study for claim in CLAIMS for comparison 
 PARTIAL = True
 
 _COLOURS = {SUPPORTED: "#1b7837", NOT_SUPPORTED: "#b2182b", UNDECIDED: NEUTRAL}
-_ROW = 0.17  # inches
+_LINE = 0.17  # inches
 
 
 def draw(results: StudyResults) -> Figure:
@@ -122,17 +123,22 @@ def draw(results: StudyResults) -> Figure:
     judged = [(claim, rows) for claim, rows in judged if (rows["n"] > 0).any()]
     if not judged:
         raise ValueError(f"{results.name}: expected runs that some claim compares, got none")
-    lines = sum(1 + int((rows["n"] > 0).sum()) for _, rows in judged)
     with style() as venue:
-        figure = VenueFigure(venue.name, _ROW * (lines + 1) + 0.45)
+        # a narrow page has room for half a comparison, or half a sentence, in a line
+        across, beside = int(venue.width * 144 / venue.small), 48 if venue.width > 4.5 else 20
+        sentences = [textwrap.wrap(f"({c.key}) {c.sentence}: {verdict(rows)}", across) for c, rows in judged]
+        with_runs = [list(rows[rows["n"] > 0].itertuples()) for _, rows in judged]
+        names_of = [[textwrap.fill(f"{one.a} − {one.b} (n = {one.n})", beside) for one in rows] for rows in with_runs]
+        lines = sum(map(len, sentences)) + sum(name.count("\n") + 1 for names in names_of for name in names)
+        figure = VenueFigure(venue.name, _LINE * (lines + 1) + 0.45)
         axes = figure.subplots()
         axes.axvline(0, color=INK, linewidth=0.6, zorder=0.5)
-        names, row = {}, 0
-        for claim, rows in judged:
-            verdict_of_all = verdict(rows)
+        names, line = {}, 0.0  # the next free line, counted from the top
+        for (_, all_rows), sentence, rows, its_names in zip(judged, sentences, with_runs, names_of, strict=True):
+            verdict_of_all = verdict(all_rows)
             axes.annotate(
-                f"({claim.key}) {claim.sentence}: {verdict_of_all}",
-                (0, row),
+                "\n".join(sentence),
+                (0, line + (len(sentence) - 1) / 2),
                 xycoords=("figure fraction", "data"),
                 xytext=(2, 0),
                 textcoords="offset points",
@@ -143,22 +149,23 @@ def draw(results: StudyResults) -> Figure:
                 color=_COLOURS[verdict_of_all] if verdict_of_all != UNDECIDED else INK,
                 annotation_clip=False,
             )
-            row += 1
-            for one in rows[rows["n"] > 0].itertuples():
-                names[row] = f"{one.a} − {one.b} (n = {one.n})"
+            line += len(sentence)
+            for one, name in zip(rows, its_names, strict=True):
+                place = line + name.count("\n") / 2
+                names[place] = name
                 colour = _COLOURS[one.verdict]
                 lowest, highest = {"lower": (-one.margin, 0), "close": (0, one.margin)}.get(
                     one.asks, (-one.margin, one.margin)
                 )
-                axes.fill_betweenx([row - 0.4, row + 0.4], lowest, highest, color=NEUTRAL, alpha=0.25, linewidth=0)
+                axes.fill_betweenx([place - 0.4, place + 0.4], lowest, highest, color=NEUTRAL, alpha=0.25, linewidth=0)
                 if one.n > 1:
-                    axes.plot([one.low, one.high], [row, row], color=colour, linewidth=1.6, solid_capstyle="butt")
-                axes.plot([one.mean], [row], color=colour, linestyle="", marker="o", zorder=4)
-                row += 1
+                    axes.plot([one.low, one.high], [place, place], color=colour, linewidth=1.6, solid_capstyle="butt")
+                axes.plot([one.mean], [place], color=colour, linestyle="", marker="o", zorder=4)
+                line += name.count("\n") + 1
         axes.set_yticks(list(names), list(names.values()), fontsize=venue.small)
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)  # the sentences run across it
-        axes.set_ylim(row - 0.4, -0.7)
+        axes.set_ylim(line - 0.4, -0.7)
         shown = pd.concat([rows[rows["n"] > 0] for _, rows in judged])
         cut = plots.show_range(axes, [0.0, *shown["mean"]], [shown], stretch=0.6, along="x")
         axes.set_xlabel("difference in excess MSE (units of $y^2$)")
