@@ -104,13 +104,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def cases() -> Iterable[Any]:
     """Every shipped case, as ``CompileCase``."""
-    from energylab.kernels import elementwise, interaction
+    from energylab.kernels import elementwise, elementwise_step, interaction, interaction_step
 
-    return [*elementwise.compile_cases(), *interaction.compile_cases()]
+    modules = (elementwise, interaction, interaction_step, elementwise_step)
+    return [case for module in modules for case in module.compile_cases()]
 
 
 def dtype_of(case: Any) -> str:
-    return case.constants["PRECISION"] if case.dtype == "fp32" else case.dtype
+    return case.constants.get("PRECISION", "fp32") if case.dtype == "fp32" else case.dtype
 
 
 def label_of(name: str, dtype: str, width: int, architecture: str) -> str:

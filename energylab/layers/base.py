@@ -43,8 +43,6 @@ class EnergyLayer(nn.Module, abc.ABC):
         self.update_rule = UPDATE_RULES[check_choice("update_rule", update_rule, tuple(UPDATE_RULES))]
         self.history = check_choice("history", history, ("fixed", "refreshed"))
         self.backend = check_choice("backend", backend, BACKENDS)
-        if backend == "triton" and (reason := self._why_not_fused(self.update_rule)) is not None:
-            raise ValueError(f"backend: triton cannot run this layer: {reason}")
         self.recompute = False
         """Whether training keeps only the x_t and computes each step again in the backward: less memory, more time."""
 
@@ -122,37 +120,53 @@ class EnergyLayer(nn.Module, abc.ABC):
         return output, recorder.trace().energy[: None if final else -1]
 
     def _fuses(self, h: Tensor, update_rule: UpdateRule) -> bool:
-        """Whether a fused Triton kernel takes all steps: as ``backend`` says, under ``auto`` wherever one can.
+        """Whether one Triton kernel takes all steps: unless ``backend`` says otherwise, wherever it can.
 
-        Raises ValueError where ``backend`` is ``triton`` and it cannot, with the reason.
+        Raises ValueError where ``backend`` is ``triton`` and no kernel, for all steps or for one, can run, with the reason.
         """
-        if self.backend not in ("auto", "triton"):
-            return False
-        if runs_on(h) and self._why_not_fused(update_rule) is None and self._why_not_here(h) is None:
-            return True
-        if self.backend == "auto":
-            return False
-        reason = self._why_not_fused(update_rule) or (self._why_not_here(h) if runs_on(h) else why_not(h))
-        raise ValueError(f"backend: triton cannot run this layer: {reason}")
+        if self.backend == "triton" and (reason := self._why_no_kernel(h)) is not None:
+            raise ValueError(f"backend: triton cannot run this layer: {reason}")
+        return self._steps_by_kernel(h) and self.why_not_fused(h, update_rule) is None
 
-    def _why_not_fused(self, update_rule: UpdateRule) -> str | None:
-        """What in this layer's settings no fused kernel can do; None if there is nothing."""
-        if not isinstance(update_rule, Gradient):
-            return f"the fused kernel takes plain gradient steps, and the update rule is {type(update_rule).__name__}"
-        if self.history != "fixed":
-            return f"the fused kernel computes the history once, and the history is {self.history}"
+    def _steps_by_kernel(self, h: Tensor) -> bool:
+        """Whether the force of a single step is computed by Triton, where no kernel takes them all."""
+        return self.backend in ("auto", "triton") and self._why_no_kernel(h) is None
+
+    def _why_no_kernel(self, h: Tensor) -> str | None:
+        """Why no Triton kernel can compute a step on h; None if one can."""
+        return self._why_not_step() if runs_on(h) else why_not(h)
+
+    def _why_not_step(self) -> str | None:
+        """What in this layer's sizes the one-step kernel cannot do; None if there is nothing."""
         return None
 
-    def _why_not_here(self, h: Tensor) -> str | None:
-        """Why the fused kernel cannot run on h, though Triton can; None if it can. A subclass with a kernel overrides it."""
-        return f"{type(self).__name__} has no fused kernel"
+    def why_not_fused(self, h: Tensor, update_rule: UpdateRule | None = None) -> str | None:
+        """Why one kernel cannot take all steps on h, where Triton runs at all; None if it can."""
+        rule = update_rule or self.update_rule
+        if not isinstance(rule, Gradient):
+            return f"the fused kernel takes plain gradient steps, and the update rule is {type(rule).__name__}"
+        if self.history != "fixed":
+            return f"the fused kernel computes the history once, and the history is {self.history}"
+        return self._why_not_fused_here(h)
 
+    @abc.abstractmethod
+    def _why_not_fused_here(self, h: Tensor) -> str | None:
+        """Why the fused kernel does not fit this layer's sizes, on the device and in the dtype of h; None if it does."""
+
+    def kernel(self, h: Tensor) -> str:
+        """What computes this layer on h, and why nothing faster does, in a sentence."""
+        if self._fuses(h, self.update_rule):
+            return "triton, one kernel for all steps"
+        if self._steps_by_kernel(h):
+            return f"triton, kernels for one step: {self.why_not_fused(h)}"
+        return f"torch: {self._why_no_kernel(h)}" if self.backend == "auto" else self.backend
+
+    @abc.abstractmethod
     def _fused_descent(self, h: Tensor, step_sizes: Tensor, energies: bool, final: bool, record: bool) -> Descent:
         """The descent by one kernel, with the energies of z_0 .. z_{T−1}, and of z_T where ``final``.
 
         With ``record``, also the states and forces.
         """
-        raise NotImplementedError
 
     def _descend(self, h: Tensor, recursions: int | None, update_rule: UpdateRule, observe: Recorder | None) -> Tensor:
         recursions = self.recursions if recursions is None else check_positive("recursions", recursions)
