@@ -47,7 +47,7 @@ class Row:
     shared: int
     """Bytes."""
     products: str
-    """The matrix instruction: ``mma``, ``wgmma``, ``mfma``, or ``none``."""
+    """The matrix instruction: ``mma``, ``wgmma``, ``mfma``, or ``none``; ``no products`` where it needs none."""
     unordered: str
     """Buffers that are stored and then loaded without a barrier between, by argument name; empty is right."""
     triton: str
@@ -167,7 +167,7 @@ def compile_case(case: Any) -> Row:
         registers=registers,
         spills=spills,
         shared=kernel.metadata.shared,
-        products=matrix_instruction(kernel.asm["ptx" if nvidia else "amdgcn"]),
+        products=matrix_instruction(kernel.asm["ptx" if nvidia else "amdgcn"]) if case.multiplies else "no products",
         unordered=" ".join(unordered_buffers(kernel.asm["ttgir"])),
         triton=triton.__version__,
     )

@@ -124,6 +124,7 @@ def compile_cases() -> Iterator[CompileCase]:
                     },
                     constants=constants,
                     options={"num_warps": num_warps, "num_stages": 2},
+                    multiplies=False,
                 )
 
 

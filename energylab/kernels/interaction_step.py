@@ -647,16 +647,19 @@ _NVIDIA = {
         ("attend", "read_out", "query_grad", "key_grad", "history_grad"), (16, 16, 32, 64, 8, 1)
     ),
     ("float32", "one"): {
-        "attend": (32, 16, 32, 64, 4, 1),
+        "attend": (16, 32, 32, 64, 4, 1),
         "read_out": (32, 32, 32, 64, 4, 1),
         "query_grad": (32, 16, 32, 64, 4, 1),
         "key_grad": (16, 16, 32, 64, 4, 1),
         "history_grad": (32, 32, 32, 64, 8, 1),
     },
 }
+_SM_80 = _NVIDIA | {
+    ("half", "one"): _NVIDIA["half", "one"] | dict.fromkeys(("read_out", "query_grad"), (64, 32, 64, 128, 8, 2))
+}
 _OF = {
-    "sm_80": _NVIDIA,
-    "sm_86": _NVIDIA,
+    "sm_80": _SM_80,
+    "sm_86": _SM_80,
     "sm_90": _NVIDIA,
     # a wave has 64 lanes, so that 4 are the 8 warps of the others; one stage, as in the fused kernels
     "gfx942": {key: {kernel: (*cut[:4], 4, 1) for kernel, cut in cuts.items()} for key, cuts in _NVIDIA.items()},
@@ -704,30 +707,34 @@ def heads_of_a_tile(heads: int, head_dim: int, dtype: torch.dtype, diagonal: int
     return triton.cdiv(heads, tiles)
 
 
-_COMPILED = {
-    # shape: kind of operand, width, heads, head_dim, diagonal
-    "8 heads of 64": ("bf16", 512, 8, 64, 1),
-    "diagonal per head, heads of 128": ("bf16", 512, 4, 128, 2),
-    "4 heads of 16": ("fp32", 64, 4, 16, 1),
-    "diagonal per head, heads of 128 ": ("fp32", 512, 4, 128, 2),
-}
-"""The largest tile of each row of the table, and the laboratory's usual layer."""
+_COMPILED = [
+    # shape, dtype, width, heads, head_dim, diagonal
+    ("8 heads of 64", "bf16", 512, 8, 64, 1),
+    ("diagonal per head, heads of 128", "bf16", 512, 4, 128, 2),
+    ("no diagonal, heads of 64", "bf16", 256, 4, 64, 0),
+    ("4 heads of 16", "fp32", 64, 4, 16, 1),
+    ("diagonal per head, heads of 128", "fp32", 512, 4, 128, 2),
+    ("no diagonal, heads of 16", "fp32", 64, 4, 16, 0),
+]
+"""The largest tile of each row of the table, the laboratory's usual layer, and the least that is asked."""
 
 
 def compile_cases() -> Iterator[CompileCase]:
-    """Every kernel of the table, at its largest tile, with a diagonal; the read-out as its backward does it, by ds."""
-    for shape, (dtype, width, heads, head_dim, diagonal) in _COMPILED.items():
+    """Every kernel of the table, the read-out as its backward does it, by ds; on gfx942 in half precision."""
+    for shape, dtype, width, heads, head_dim, diagonal in _COMPILED:
         real = torch.bfloat16 if dtype == "bf16" else torch.float32
         group = heads_of_a_tile(heads, head_dim, real, diagonal)
         for kernel, function in _FUNCTIONS.items():
-            for where in ("sm_80", "sm_90", "gfx942"):
+            if diagonal == 0 and "DIAGONAL" not in function.arg_names:
+                continue
+            for where in ("sm_80", "sm_90", "gfx942") if dtype == "bf16" and diagonal > 0 else ("sm_80", "sm_90"):
                 cut = CONFIGURATIONS[kernel, _kind(real), "one" if group == 1 else "many", where]
                 constants = {
                     "SCALE": LOG2E.value / head_dim**0.5,
                     "WIDTH": width,
                     "HEADS": heads,
                     "HEAD_DIM": head_dim,
-                    "DIAGONAL": True,
+                    "DIAGONAL": diagonal > 0,
                     "SHARED": diagonal == 1,
                     "CAUSAL": True,
                     "BACKWARD": True,
@@ -738,7 +745,7 @@ def compile_cases() -> Iterator[CompileCase]:
                 }
                 constants = {name: value for name, value in constants.items() if name in function.arg_names}
                 yield CompileCase(
-                    name=f"interaction step {kernel}, {shape.strip()}",
+                    name=f"interaction step {kernel}, {shape}",
                     architecture=where,
                     dtype=dtype,
                     width=width,
@@ -913,7 +920,7 @@ def dense_forward(inputs: Inputs, read_out: bool) -> tuple[Tensor, Tensor, Tenso
     read = inputs.empty(0, dtype=dtype)
     if dense.u_BJD is not None and read_out:
         read = torch.einsum("bgnj,bjd->bngd", dense.over_heads(p), dense.u_BJD).to(dtype)
-    return out, read.contiguous(), logits.logsumexp(-1)
+    return out.contiguous(), read.contiguous(), logits.logsumexp(-1)
 
 
 def dense_backward(inputs: Inputs, out_grad: Tensor, read_grad: Tensor | None, lse_grad: Tensor) -> list[Tensor]:

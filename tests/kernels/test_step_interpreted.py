@@ -24,14 +24,14 @@ ATTENTION = {
     "length": [1, 17, 61],
     "recursions": [1, 2],
     "diagonal": ["none", "shared", "per_head"],
-    "preconditioner": ["none", "diagonal", "diagonal_low_rank", "diagonal_low_rank_positive"],
+    "preconditioner": ["none", "diagonal_low_rank"],
     "heads": [(2, None), (3, 16), (4, 12)],
     "rotary": [False, True],
     "mask": ["causal", "independent"],
     "history": ["fixed", "refreshed"],
     "update_rule": ["gradient", "heavy_ball"],
     # rows, keys, columns of a chunk, columns of a program; and the columns that a tile's heads may have
-    "cut": [(32, 64, 64, 128), (16, 32, 16, 32), (32, 16, 32, 64)],
+    "cut": [(32, 64, 64, 128), (16, 32, 32, 64), (32, 16, 32, 64)],
     "head_columns": [512, 32],
 }
 LARGE = {name: values[0] for name, values in ATTENTION.items()} | {"length": 17, "heads": (3, 32), "diagonal": "shared"}
@@ -48,7 +48,7 @@ MLP = {
     "length": [1, 17, 61],
     "recursions": [1, 2],
     "activation": ["silu", "quadratic"],
-    "preconditioner": ["none", "diagonal", "diagonal_low_rank", "diagonal_low_rank_positive"],
+    "preconditioner": ["none", "diagonal"],
     "history": ["fixed", "refreshed"],
     "update_rule": ["gradient", "nesterov"],
 }
