@@ -1069,7 +1069,9 @@ class InteractionByStep(FastInteraction):
         if rotary is not None:
             o_BHNK = rotary.rotate_back(o_BHNK).to(self.dtype)
         force = merge_heads(o_BHNK, self.low_rank.query_HKD.to(self.dtype))
-        if self.diagonal_GD is not None:
+        if self.diagonal_GD is not None and len(self.diagonal_GD) == 1:
+            force = torch.addcmul(force, r_BNGD.squeeze(2), self.diagonal_GD[0])
+        elif self.diagonal_GD is not None:
             force = force + (r_BNGD * self.diagonal_GD).sum(2)
         return force, self._energy(lse_BHN, z)
 

@@ -31,7 +31,7 @@ ATTENTION = {
     "history": ["fixed", "refreshed"],
     "update_rule": ["gradient", "heavy_ball"],
     # rows, keys, columns of a chunk, columns of a program; and the columns that a tile's heads may have
-    "cut": [(32, 64, 64, 128), (16, 32, 32, 64), (32, 16, 32, 64)],
+    "cut": [(32, 64, 64, 128), (64, 32, 32, 64), (32, 32, 64, 32)],
     "head_columns": [512, 32],
 }
 LARGE = {name: values[0] for name, values in ATTENTION.items()} | {"length": 17, "heads": (3, 32), "diagonal": "shared"}
@@ -101,9 +101,9 @@ def place(monkeypatch):
     return place
 
 
-def results(layer: EnergyLayer, row: dict) -> dict[str, torch.Tensor]:
+def results(layer: EnergyLayer, row: dict, seed: int = 1) -> dict[str, torch.Tensor]:
     """Output, energies, and the gradients of a loss of both."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     dtype = layer.step_size.dtype
 
     def draw(*shape):
@@ -125,6 +125,15 @@ def errors(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> d
     }
 
 
+def own_error(layer: EnergyLayer, reference: EnergyLayer, row: dict) -> float:
+    """Of PyTorch, in the gradient of the step size: one number, summed over all rows with both signs, so that it may cancel
+    and its relative error be anything. The largest of some draws, for a single one may be right by chance.
+    """
+    layer.backend = "torch"
+    draws = [[results(one, row, seed)["step_size"].double() for one in (layer, reference)] for seed in range(1, 5)]
+    return max((own - exact).abs().item() for own, exact in draws)
+
+
 def name_of(row: dict) -> str:
     return ",".join(str(value).removeprefix("torch.") for value in row.values())
 
@@ -137,14 +146,13 @@ def test_outputs_and_gradients(row, place):
     found = errors(results(layer, row), expected)
     bounds = dict.fromkeys(found, TOLERANCES[row["dtype"]])
     if row["dtype"].itemsize == 2:
-        # one number, summed over all rows with both signs: it may cancel, and is held to PyTorch's own error
-        layer.backend = "torch"
-        own = errors(results(layer, row), expected)["step_size"]
-        bounds["step_size"] = max(bounds["step_size"], 2 * own)
+        bounds["step_size"] = max(
+            bounds["step_size"], 2 * own_error(layer, reference, row) / abs(expected["step_size"])
+        )
     assert all(error <= bounds[name] for name, error in found.items()), found
 
 
-SMALL = LARGE | {"width": 48, "rotary": True, "preconditioner": "diagonal_low_rank", "cut": (16, 16, 32, 32)}
+SMALL = LARGE | {"width": 48, "rotary": True, "preconditioner": "diagonal_low_rank", "cut": (16, 32, 64, 32)}
 SMALL_MLP = {name: values[0] for name, values in MLP.items()} | {"length": 20}
 
 
