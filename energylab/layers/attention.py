@@ -111,12 +111,12 @@ class CEMAttention(EnergyLayer):
             return InteractionByStep(energy, low_rank, self.diagonal, u, self.mask, operand_dtype(u))
         return energy if self.backend == "reference" else fast_interaction(energy, self.mask == "causal")
 
-    def _why_not_step(self) -> str | None:
+    def _why_no_step(self) -> str | None:
         from energylab.kernels.interaction_step import why_not_step
 
         return why_not_step(self.head_dim)
 
-    def _why_not_fused_here(self, h: Tensor) -> str | None:
+    def _why_no_fused(self, h: Tensor) -> str | None:
         from energylab.kernels.interaction import why_not_shape
 
         rank = 0 if (left := self.preconditioner.parts()[1]) is None else left.shape[1]

@@ -124,21 +124,20 @@ class EnergyLayer(nn.Module, abc.ABC):
 
         Raises ValueError where ``backend`` is ``triton`` and no kernel, for all steps or for one, can run, with the reason.
         """
-        if self.backend == "triton" and (reason := self._why_no_kernel(h)) is not None:
+        if self.backend not in ("auto", "triton"):
+            return False
+        fuses = runs_on(h) and self.why_not_fused(h, update_rule) is None
+        if self.backend == "triton" and not fuses and (reason := self._why_not_by_step(h)) is not None:
             raise ValueError(f"backend: triton cannot run this layer: {reason}")
-        return self._steps_by_kernel(h) and self.why_not_fused(h, update_rule) is None
+        return fuses
 
     def _steps_by_kernel(self, h: Tensor) -> bool:
-        """Whether the force of a single step is computed by Triton, where no kernel takes them all."""
-        return self.backend in ("auto", "triton") and self._why_no_kernel(h) is None
+        """Whether Triton computes the force of a single step, where no kernel takes them all."""
+        return self.backend in ("auto", "triton") and self._why_not_by_step(h) is None
 
-    def _why_no_kernel(self, h: Tensor) -> str | None:
-        """Why no Triton kernel can compute a step on h; None if one can."""
-        return self._why_not_step() if runs_on(h) else why_not(h)
-
-    def _why_not_step(self) -> str | None:
-        """What in this layer's sizes the one-step kernel cannot do; None if there is nothing."""
-        return None
+    def _why_not_by_step(self, h: Tensor) -> str | None:
+        """Why Triton cannot compute the force of a single step on h; None if it can."""
+        return self._why_no_step() if runs_on(h) else why_not(h)
 
     def why_not_fused(self, h: Tensor, update_rule: UpdateRule | None = None) -> str | None:
         """Why one kernel cannot take all steps on h, where Triton runs at all; None if it can."""
@@ -147,11 +146,7 @@ class EnergyLayer(nn.Module, abc.ABC):
             return f"the fused kernel takes plain gradient steps, and the update rule is {type(rule).__name__}"
         if self.history != "fixed":
             return f"the fused kernel computes the history once, and the history is {self.history}"
-        return self._why_not_fused_here(h)
-
-    @abc.abstractmethod
-    def _why_not_fused_here(self, h: Tensor) -> str | None:
-        """Why the fused kernel does not fit this layer's sizes, on the device and in the dtype of h; None if it does."""
+        return self._why_no_fused(h)
 
     def kernel(self, h: Tensor) -> str:
         """What computes this layer on h, and why nothing faster does, in a sentence."""
@@ -159,14 +154,24 @@ class EnergyLayer(nn.Module, abc.ABC):
             return "triton, one kernel for all steps"
         if self._steps_by_kernel(h):
             return f"triton, kernels for one step: {self.why_not_fused(h)}"
-        return f"torch: {self._why_no_kernel(h)}" if self.backend == "auto" else self.backend
+        return f"torch: {self._why_not_by_step(h)}" if self.backend == "auto" else self.backend
 
-    @abc.abstractmethod
+    # a subclass with kernels overrides these three
+
+    def _why_no_fused(self, h: Tensor) -> str | None:
+        """Why the fused kernel does not fit this layer's sizes, in the dtype and on the device of h; None if it does."""
+        return f"{type(self).__name__} has no fused kernel"
+
+    def _why_no_step(self) -> str | None:
+        """Why there is no kernel for a step of this layer, which ``_condition`` then takes; None if there is."""
+        return f"{type(self).__name__} has no kernel"
+
     def _fused_descent(self, h: Tensor, step_sizes: Tensor, energies: bool, final: bool, record: bool) -> Descent:
         """The descent by one kernel, with the energies of z_0 .. z_{T−1}, and of z_T where ``final``.
 
         With ``record``, also the states and forces.
         """
+        raise NotImplementedError
 
     def _descend(self, h: Tensor, recursions: int | None, update_rule: UpdateRule, observe: Recorder | None) -> Tensor:
         recursions = self.recursions if recursions is None else check_positive("recursions", recursions)

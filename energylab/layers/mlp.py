@@ -65,7 +65,10 @@ class CEMMLP(EnergyLayer):
             return ElementwiseByStep(energy, self.activation_name, operand_dtype(u))
         return energy
 
-    def _why_not_fused_here(self, h: Tensor) -> str | None:
+    def _why_no_step(self) -> None:
+        return None
+
+    def _why_no_fused(self, h: Tensor) -> str | None:
         from energylab.kernels.elementwise import why_not_shape
 
         rank = 0 if (left := self.preconditioner.parts()[1]) is None else left.shape[1]

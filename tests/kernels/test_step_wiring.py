@@ -40,7 +40,7 @@ def by_step(monkeypatch):
     """Lets a layer choose the one-step operators on the CPU, where they compute by their reference."""
     monkeypatch.setattr("energylab.layers.base.runs_on", lambda h: True)
     for kind in (CEMAttention, CEMMLP):
-        monkeypatch.setattr(kind, "_why_not_fused_here", lambda layer, h: "a test asks for steps")
+        monkeypatch.setattr(kind, "_why_no_fused", lambda layer, h: "a test asks for steps")
 
 
 def leaf(*shape: int) -> torch.Tensor:
@@ -159,6 +159,8 @@ def test_a_layer_says_what_computes_it(monkeypatch):
     assert words == (
         "triton, kernels for one step: the fused kernel takes plain gradient steps, and the update rule is Nesterov"
     )
+    one_head = CEMAttention(128, 1, head_dim=256).bfloat16()
+    assert one_head.kernel(torch.randn(1, 3, 128).bfloat16()) == "triton, one kernel for all steps"
     wide = CEMAttention(512, 8)
     assert "kernels for one step: the table of configurations has no entry" in wide.kernel(torch.randn(1, 3, 512))
     large = CEMAttention(8, 1, head_dim=256)
