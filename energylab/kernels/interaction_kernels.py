@@ -520,8 +520,9 @@ def backward_rows_kernel(
         slot = tl.cast(t, tl.int64) * batch + b
         inside = (here < N)[:, None] & (columns < WIDTH)[None, :]
         offsets = here[:, None] * WIDTH + columns[None, :]
-        x = tl.load(h_ptr + b * N * WIDTH + offsets, mask=inside & (t == 0), other=0.0).to(ACC)
-        x += tl.load(states_ptr + (slot - batch) * N * WIDTH + offsets, mask=inside & (t > 0), other=0.0).to(ACC)
+        now = tl.full((1, 1), t, tl.int32)  # a tile: the interpreter of Triton 3.9 makes no mask of a scalar
+        x = tl.load(h_ptr + b * N * WIDTH + offsets, mask=inside & (now == 0), other=0.0).to(ACC)
+        x += tl.load(states_ptr + (slot - batch) * N * WIDTH + offsets, mask=inside & (now > 0), other=0.0).to(ACC)
         inverse = inverse_rms(x, WIDTH, EPSILON)
         z = x * inverse[:, None]
         v = precondition(
