@@ -793,8 +793,8 @@ class Inputs:
 class _Launch:
     """The kernels of one step, with what all of them are given."""
 
-    def __init__(self, inputs: Inputs, cut: Configuration | None):
-        self.inputs, self.cut = inputs, cut
+    def __init__(self, inputs: Inputs):
+        self.inputs = inputs
         self.batch, self.length, self.heads, self.head_dim = inputs.q.shape
         self.width = 1 if inputs.u is None else inputs.u.shape[-1]
         self.group = heads_of_a_tile(self.heads, self.head_dim, inputs.q.dtype, inputs.diagonal)
@@ -803,7 +803,7 @@ class _Launch:
     def __call__(self, kernel: str, *pointers: Tensor | None, **options: Any) -> None:
         """One program for each block of the tile's owner and each group of heads, or a-group and chunk of D."""
         inputs, function = self.inputs, _FUNCTIONS[kernel]
-        cut = self.cut or configuration(kernel, inputs.q.dtype, self.group, architecture(inputs.q.device))
+        cut = configuration(kernel, inputs.q.dtype, self.group, architecture(inputs.q.device))
         constants = {
             "SCALE": LOG2E.value / inputs.temperature,
             "WIDTH": self.width,
@@ -845,9 +845,9 @@ def _tile(cut: Configuration, group: int, head_dim: int, width: int) -> dict[str
     }
 
 
-def launch_forward(inputs: Inputs, read_out: bool, cut: Configuration | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def launch_forward(inputs: Inputs, read_out: bool) -> tuple[Tensor, Tensor, Tensor]:
     """o, r (empty without a diagonal, or where it is not wanted) and ℓ: two launches, or one."""
-    launch, (q, k, a, u) = _Launch(inputs, cut), (inputs.q, inputs.k, inputs.a, inputs.u)
+    launch, (q, k, a, u) = _Launch(inputs), (inputs.q, inputs.k, inputs.a, inputs.u)
     out = inputs.empty(*q.shape, dtype=q.dtype)
     lse = inputs.empty(launch.batch, launch.heads, launch.length)
     launch("attend", q, k, a, u, out, lse)
@@ -865,10 +865,9 @@ def launch_backward(
     out_grad: Tensor,
     read_grad: Tensor | None,
     lse_grad: Tensor,
-    cut: Configuration | None = None,
 ) -> list[Tensor]:
     """dq and dk, and with a diagonal da and du: four launches, or two."""
-    launch, (q, k, a, u) = _Launch(inputs, cut), (inputs.q, inputs.k, inputs.a, inputs.u)
+    launch, (q, k, a, u) = _Launch(inputs), (inputs.q, inputs.k, inputs.a, inputs.u)
     delta = inputs.empty(*lse.shape)
     q_grad, k_grad = (inputs.empty(*q.shape, dtype=q.dtype) for _ in range(2))
     launch("query_grad", q, k, a, u, out, lse, out_grad, read_grad, lse_grad, delta, q_grad)
