@@ -2,9 +2,10 @@
 
 1. A gate: outputs, energies and every gradient of both layers against the float64 reference, in bfloat16 and float32; then
    50 repeats that must agree in every bit. A failure ends the bench with exit code 1, before any time is taken.
-2. Medians of CUDA events, the variants in turn, forward alone and forward plus backward: the fused kernel, T one-step
-   launches (both also in a CUDA graph), the closed form in PyTorch, eager and compiled, FlexAttention where it can express
-   the layer, and the Llama layer of equal width; with and without energies; peak memory.
+2. Medians of CUDA events, the variants in turn, forward alone and forward plus backward: the fused kernel, T launches of it
+   for one step each, the kernels for one step with PyTorch between (all also in a CUDA graph), the closed form in PyTorch,
+   eager and compiled, FlexAttention where it can express the layer, and the Llama layer of equal width; with and without
+   energies; peak memory. Where no fused kernel fits, the others.
 3. Bytes and operations by formula (docs/kernels.md), over the measured rates of a copy and a matrix product.
 
 A variant that cannot run is listed with its reason. Shapes come in order of importance, until the budget is used. Without a
@@ -249,6 +250,12 @@ def one_step_launches() -> Iterator[None]:
             setattr(module, name, original)
 
 
+def by_steps(layer: EnergyLayer) -> EnergyLayer:
+    """The layer, which from now on takes the kernels for one step though one for all might fit."""
+    layer._fuses = lambda h, update_rule: False
+    return layer
+
+
 def flex_layer(layer: CEMAttention, device: torch.device) -> Callable[[Tensor], Tensor]:
     """A CEM attention layer without diagonal, rotary positions and P, its attention by a compiled FlexAttention."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -301,14 +308,14 @@ def gate(bench: Bench) -> list[str]:
         shape = TINY[0] if bench.tiny else Shape(width, 61, 3, 3)
         name = f"{kind} {options or ''}, {str(dtype).removeprefix('torch.')}, {shape}"
         if (reason := unavailable(bench, kind, shape, dtype, options)) is not None:
-            print(f"gate: no kernel for {name}: {reason}")
-            continue
-        tried.add(kind)
+            print(f"gate: no fused kernel for {name}: {reason}")
+        else:
+            tried.add(kind)
         try:
             failures += [f"{name}: {line}" for line in check(bench, kind, options, dtype, shape, repeats)]
         except Exception as error:  # a kernel that does not launch is a failure of the gate, told with its case
             failures.append(f"{name}: {type(error).__name__}: {error}")
-    failures += [f"{kind}: no case has a kernel here" for kind in ("attention", "mlp") if kind not in tried]
+    failures += [f"{kind}: no case has a fused kernel here" for kind in ("attention", "mlp") if kind not in tried]
     print(
         f"gate: {len(cases)} cases, {len(failures)} failures; {repeats} repeats bit for bit; "
         f"{time.monotonic() - start:.0f} s",
@@ -320,7 +327,7 @@ def gate(bench: Bench) -> list[str]:
 def unavailable(bench: Bench, kind: str, shape: Shape, dtype: torch.dtype, options: dict) -> str | None:
     """Why there is no fused kernel for a layer; None if there is one."""
     layer = make(kind, shape, "triton", bench.device, dtype, **options)
-    return layer._why_not_here(torch.empty(1, 1, shape.width, device=bench.device, dtype=dtype))
+    return layer.why_not_fused(torch.empty(1, 1, shape.width, device=bench.device, dtype=dtype))
 
 
 def check(bench: Bench, kind: str, options: dict, dtype: torch.dtype, shape: Shape, repeats: int) -> Iterator[str]:
@@ -334,26 +341,35 @@ def check(bench: Bench, kind: str, options: dict, dtype: torch.dtype, shape: Sha
 
     expected = results(as_reference(torch.float64), shape, device)
     own = results(as_reference(dtype), shape, device)
-    found = results(layer, shape, device)
-    with one_step_launches():
-        stepwise = results(layer, shape, device)
-    for variant, values in (("fused", found), ("one step a launch", stepwise)):
-        for key, value in expected.items():
-            scale = value.norm().clamp(min=1e-30)
-            error = ((values[key].double() - value).norm() / scale).item()
-            bound = TOLERANCES[dtype]
-            if key == "step_size":  # a sum over all positions that may cancel: held to PyTorch's own error
-                bound = max(bound, 2 * ((own[key].double() - value).norm() / scale).item())
-            if not error <= bound:
-                yield f"{variant}: {key} is off by {error:.1e}, and {bound:.1e} is allowed"
-    plain = layer(inputs(shape, device, dtype)[0])
-    if not torch.equal(plain, found["output"]):
-        yield "the output changes when energies are asked for"
+    paths = {
+        "one-step kernels": (by_steps(make(kind, shape, "triton", device, dtype, **options)), contextlib.nullcontext)
+    }
+    if unavailable(bench, kind, shape, dtype, options) is None:
+        paths |= {"fused": (layer, contextlib.nullcontext), "one step a launch": (layer, one_step_launches)}
+    for path, (tried, within) in paths.items():
+        with within():
+            found = results(tried, shape, device)
+            for key, value in expected.items():
+                scale = value.norm().clamp(min=1e-30)
+                error = ((found[key].double() - value).norm() / scale).item()
+                bound = TOLERANCES[dtype]
+                if key == "step_size":  # a sum over all positions that may cancel: held to PyTorch's own error
+                    bound = max(bound, 2 * ((own[key].double() - value).norm() / scale).item())
+                if not error <= bound:
+                    yield f"{path}: {key} is off by {error:.1e}, and {bound:.1e} is allowed"
+            if not torch.equal(tried(inputs(shape, device, dtype)[0]), found["output"]):
+                yield f"{path}: the output changes when energies are asked for"
+            yield from differences(lambda tried=tried: results(tried, shape, device), found, repeats, path)
+
+
+def differences(
+    again: Callable[[], dict[str, Tensor]], found: dict[str, Tensor], repeats: int, path: str
+) -> Iterator[str]:
+    """The first repeat that is not the same in every bit."""
     for repeat in range(repeats):
-        again = results(layer, shape, device)
-        for key, value in found.items():
-            if not torch.equal(again[key], value):
-                yield f"repeat {repeat}: {key} differs"
+        for key, value in again().items():
+            if not torch.equal(found[key], value):
+                yield f"{path}: repeat {repeat}: {key} differs"
                 return
 
 
@@ -391,7 +407,6 @@ def measure(bench: Bench) -> list[Measurement]:
                 return found
             if (reason := unavailable(bench, kind, shape, DTYPES[dtype], options)) is not None:
                 print(f"\n{kind}, {dtype}, {shape}: no fused kernel: {reason}")
-                continue
             # compiling takes longer than all else: where it matters most, and then where there is time
             compiled = index == 0 or (shape.recursions == 8 and bench.left > 60)
             found += measure_layer(bench, kind, dtype, options, shape, compiled)
@@ -448,6 +463,7 @@ def variants(
     """What is timed, each as a function that prepares it."""
     device, real = bench.device, DTYPES[dtype]
     fused = make(kind, shape, "triton", device, real, **options)
+    steps = by_steps(make(kind, shape, "triton", device, real, **options))
     plain = make(kind, shape, "torch", device, real, **options)
     llama_layer = (
         LlamaAttention(shape.width, shape.heads) if kind == "attention" else LlamaMLP(shape.width, shape.hidden)
@@ -474,16 +490,23 @@ def variants(
 
         return step
 
-    found: dict[str, Callable[[], Callable[[], object]]] = {
-        "fused": lambda: run(fused, fused),
-        "fused, graph": lambda: graphed(bench, run(fused, fused)),
-        "fused, energies": with_energies,
-        "one step a launch, graph": lambda: graphed(bench, run(stepwise, fused)),
+    found: dict[str, Callable[[], Callable[[], object]]] = {}
+    if unavailable(bench, kind, shape, real, options) is None:
+        found = {
+            "fused": lambda: run(fused, fused),
+            "fused, graph": lambda: graphed(bench, run(fused, fused)),
+            "fused, energies": with_energies,
+            "one step a launch, graph": lambda: graphed(bench, run(stepwise, fused)),
+        }
+    found |= {
+        "one-step kernels": lambda: run(steps, steps),
+        "one-step kernels, graph": lambda: graphed(bench, run(steps, steps)),
         "PyTorch, eager": lambda: run(plain, plain),
         "Llama, eager": lambda: run(llama, llama),
     }
     if compiled:
         backend = "aot_eager" if bench.tiny else "inductor"
+        found["one-step kernels, compiled"] = lambda: run(torch.compile(steps, fullgraph=True, backend=backend), steps)
         found["PyTorch, compiled"] = lambda: run(torch.compile(plain, fullgraph=True, backend=backend), plain)
         found["Llama, compiled"] = lambda: run(torch.compile(llama, fullgraph=True, backend=backend), llama)
         if kind == "attention" and not options:
@@ -566,16 +589,16 @@ def print_shape(found: Sequence[Measurement]) -> None:
     first = found[0]
     shape = Shape(first.width, first.length, first.batch, first.recursions)
     print(f"\n{first.layer}, {first.dtype}, {shape}, {first.mode}")
-    print(f"| {'variant':26s} |      ms | 10 % .. 90 %         | / fused | peak MiB | of copy | of matmul |")
+    print(f"| {'variant':26s} |      ms | 10 % .. 90 %         | / first | peak MiB | of copy | of matmul |")
     print(f"|{'-' * 28}|--------:|----------------------|--------:|---------:|--------:|----------:|")
-    fused = next((m.median_ms for m in found if m.variant == "fused"), float("nan"))
+    base = next((m.median_ms for m in found if not m.note), float("nan"))
     for m in found:
         if m.note:
             print(f"| {m.variant:26s} | {m.note}")
             continue
         spread = f"{m.low_ms:.3f} .. {m.high_ms:.3f}"
         print(
-            f"| {m.variant:26s} | {m.median_ms:7.3f} | {spread:20s} | {m.median_ms / fused:7.2f} | {m.peak_mib:8.1f} "
+            f"| {m.variant:26s} | {m.median_ms:7.3f} | {spread:20s} | {m.median_ms / base:7.2f} | {m.peak_mib:8.1f} "
             f"| {m.of_copy:7.2f} | {m.of_matmul:9.3f} |"
         )
     sys.stdout.flush()
@@ -599,6 +622,7 @@ def report(found: Sequence[Measurement]) -> None:
         for variant, words in (
             ("PyTorch, compiled", "compiled PyTorch over fused (reach: 2 or more)"),
             ("one step a launch, graph", "T launches in a graph over fused"),
+            ("one-step kernels, graph", "kernels for one step in a graph over fused"),
             ("fused, energies", "with energies over without (reach: 1.05 or less)"),
         ):
             if (other := times.get((layer, dtype, variant))) is not None:

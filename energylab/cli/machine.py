@@ -3,6 +3,7 @@
 import contextlib
 import importlib.metadata
 import io
+import itertools
 import platform
 import sys
 from collections.abc import Sequence
@@ -49,12 +50,20 @@ def _backend(device: Any) -> str:
     import torch
 
     from energylab.kernels.available import INTERPRETED, runs_on, why_not
+    from energylab.layers import CEMMLP, CEMAttention
 
     h = torch.empty(0, device=device)
     if not runs_on(h):
         return f"torch, the fast paths in plain PyTorch; no Triton kernel runs here: {why_not(h)}"
-    fused = "triton, one kernel for all T steps; torch where a layer has another update rule, or a refreshed history"
-    return f"{fused} (interpreted, for tests: TRITON_INTERPRET is set)" if INTERPRETED else fused
+    sentence = "triton, one kernel for all T steps where it fits a layer, else kernels for one step"
+    if INTERPRETED:
+        return f"{sentence} (interpreted, for tests: TRITON_INTERPRET is set)"
+    layers = (CEMAttention(64, 4, diagonal="shared"), CEMMLP(64, 128))
+    lines = []
+    for layer, dtype in itertools.product(layers, (torch.float32, torch.bfloat16)):
+        name = f"{type(layer).__name__}, width 64, {str(dtype).removeprefix('torch.')}"
+        lines.append(f"\n  {name}: {layer.kernel(torch.empty(1, 1, 64, device=device, dtype=dtype))}")
+    return sentence + "".join(lines)
 
 
 def bench(words: Sequence[str]) -> int:

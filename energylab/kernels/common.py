@@ -54,6 +54,8 @@ class CompileCase:
     constants: Mapping[str, Any]
     options: Mapping[str, Any]
     """``num_warps`` and ``num_stages``."""
+    multiplies: bool = True
+    """Whether it has matrix products, which in half precision must be on tensor cores."""
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

@@ -47,7 +47,7 @@ class Row:
     shared: int
     """Bytes."""
     products: str
-    """The matrix instruction: ``mma``, ``wgmma``, ``mfma``, or ``none``."""
+    """The matrix instruction: ``mma``, ``wgmma``, ``mfma``, or ``none``; ``no products`` where it needs none."""
     unordered: str
     """Buffers that are stored and then loaded without a barrier between, by argument name; empty is right."""
     triton: str
@@ -104,13 +104,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def cases() -> Iterable[Any]:
     """Every shipped case, as ``CompileCase``."""
-    from energylab.kernels import elementwise, interaction
+    from energylab.kernels import elementwise, elementwise_step, interaction, interaction_step
 
-    return [*elementwise.compile_cases(), *interaction.compile_cases()]
+    modules = (elementwise, interaction, interaction_step, elementwise_step)
+    return [case for module in modules for case in module.compile_cases()]
 
 
 def dtype_of(case: Any) -> str:
-    return case.constants["PRECISION"] if case.dtype == "fp32" else case.dtype
+    return case.constants.get("PRECISION", "fp32") if case.dtype == "fp32" else case.dtype
 
 
 def label_of(name: str, dtype: str, width: int, architecture: str) -> str:
@@ -166,7 +167,7 @@ def compile_case(case: Any) -> Row:
         registers=registers,
         spills=spills,
         shared=kernel.metadata.shared,
-        products=matrix_instruction(kernel.asm["ptx" if nvidia else "amdgcn"]),
+        products=matrix_instruction(kernel.asm["ptx" if nvidia else "amdgcn"]) if case.multiplies else "no products",
         unordered=" ".join(unordered_buffers(kernel.asm["ttgir"])),
         triton=triton.__version__,
     )

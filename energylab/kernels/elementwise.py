@@ -751,7 +751,7 @@ class Gradients:
 
 # --- the same in PyTorch ---------------------------------------------------------------------------------------------
 
-_ACTIVATIONS = {"silu": SiLU(), "quadratic": Quadratic()}
+ACTIVATIONS = {"silu": SiLU(), "quadratic": Quadratic()}
 
 
 def _in_accumulator(inputs: Inputs) -> Inputs:
@@ -763,7 +763,7 @@ def _in_accumulator(inputs: Inputs) -> Inputs:
 
 def dense_forward(inputs: Inputs, energies: bool, save: bool, forces: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What ``launch_forward`` computes, with the hidden activations in memory."""
-    wide, phi = _in_accumulator(inputs), _ACTIVATIONS[inputs.activation]
+    wide, phi = _in_accumulator(inputs), ACTIVATIONS[inputs.activation]
     gate, weight, x = wide.gate, wide.weight, wide.x
     states, energy, force = [x], [], []
     for step_size in wide.step_sizes:
@@ -789,7 +789,7 @@ def dense_backward(
     inputs: Inputs, pull_output: Tensor, pull_energy: Tensor | None, states: Tensor, forces: Tensor
 ) -> Gradients:
     """What ``launch_backward`` computes: the algebra at the top of this file, line by line."""
-    wide, phi = _in_accumulator(inputs), _ACTIVATIONS[inputs.activation]
+    wide, phi = _in_accumulator(inputs), ACTIVATIONS[inputs.activation]
     gate, weight, step_sizes = wide.gate, wide.weight, wide.step_sizes
     preconditioner = wide.scale, wide.left, wide.right
     if inputs.final:  # E(x_T) without a step from there

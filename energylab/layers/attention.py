@@ -44,9 +44,9 @@ class CEMAttention(EnergyLayer):
         step_size: the initial η, a number or one number a step; 1/T by default. Learned.
         update_rule: ``gradient``, ``heavy_ball`` or ``nesterov``.
         history: ``fixed``, or ``refreshed``: u_t = norm(x_t) at each step, the looped reading.
-        backend: ``reference``, elementary operations, differentiable twice; ``torch``, fused PyTorch; ``triton``, one
-            kernel for all T steps, on a GPU, with the gradient rule and a fixed history; or ``auto``: ``triton`` where
-            it can run, else ``torch``.
+        backend: ``reference``, elementary operations, differentiable twice; ``torch``, fused PyTorch; ``triton``, on a
+            GPU, one kernel for all T steps where it fits (the gradient rule, a fixed history, small widths), else kernels
+            for one step; or ``auto``: ``triton`` where it can run, else ``torch``.
 
     Parameters: ``query_weight`` and ``key_weight`` (H, d_h, D), ``diagonal`` (D,) or (H, D) or None, ``step_size``.
 
@@ -95,18 +95,29 @@ class CEMAttention(EnergyLayer):
             self.diagonal = nn.Parameter(torch.zeros((width,) if diagonal == "shared" else (heads, width)))
 
     def _condition(self, u: Tensor) -> ConditionalEnergy:
-        length = u.shape[1]
+        length, by_kernel = u.shape[1], self._steps_by_kernel(u)
         rotary = None
         if self.rotary:
-            rotary = RotaryPositions(torch.arange(length, device=u.device), self.head_dim, u.dtype)
-        terms: list[InteractionTerm] = [LowRankTerm(u, self.query_weight, self.key_weight, rotary)]
+            angles = torch.promote_types(u.dtype, torch.float32) if by_kernel else u.dtype
+            rotary = RotaryPositions(torch.arange(length, device=u.device), self.head_dim, angles)
+        low_rank = LowRankTerm(u, self.query_weight, self.key_weight, rotary)
+        terms: list[InteractionTerm] = [low_rank]
         if self.diagonal is not None:
             term = SharedDiagonalTerm if self.diagonal.ndim == 1 else PerHeadDiagonalTerm
             terms.append(term(u, self.diagonal))
         energy = InteractionEnergy(tuple(terms), self.temperature, MASKS[self.mask](length, u.device))
+        if by_kernel:
+            from energylab.kernels.interaction_step import InteractionByStep
+
+            return InteractionByStep(energy, low_rank, self.diagonal, u, self.mask, operand_dtype(u))
         return energy if self.backend == "reference" else fast_interaction(energy, self.mask == "causal")
 
-    def _why_not_here(self, h: Tensor) -> str | None:
+    def _why_no_step(self) -> str | None:
+        from energylab.kernels.interaction_step import why_not_step
+
+        return why_not_step(self.head_dim)
+
+    def _why_no_fused(self, h: Tensor) -> str | None:
         from energylab.kernels.interaction import why_not_shape
 
         rank = 0 if (left := self.preconditioner.parts()[1]) is None else left.shape[1]
@@ -121,8 +132,8 @@ class CEMAttention(EnergyLayer):
         k_BNHK = F.linear(u_BND, self.key_weight.flatten(0, 1).to(dtype)).unflatten(-1, (self.heads, self.head_dim))
         cos = sin = None
         if self.rotary:
-            wide = torch.float64 if dtype == torch.float64 else torch.float32
-            positions = RotaryPositions(torch.arange(h.shape[1], device=h.device), self.head_dim, wide)
+            angles = torch.promote_types(dtype, torch.float32)
+            positions = RotaryPositions(torch.arange(h.shape[1], device=h.device), self.head_dim, angles)
             k_BNHK = positions.rotate(k_BNHK.transpose(1, 2)).transpose(1, 2).to(dtype)
             cos, sin = positions.cos_NK, positions.sin_NK
         scale, left, right = self.preconditioner.parts()

@@ -43,8 +43,6 @@ class EnergyLayer(nn.Module, abc.ABC):
         self.update_rule = UPDATE_RULES[check_choice("update_rule", update_rule, tuple(UPDATE_RULES))]
         self.history = check_choice("history", history, ("fixed", "refreshed"))
         self.backend = check_choice("backend", backend, BACKENDS)
-        if backend == "triton" and (reason := self._why_not_fused(self.update_rule)) is not None:
-            raise ValueError(f"backend: triton cannot run this layer: {reason}")
         self.recompute = False
         """Whether training keeps only the x_t and computes each step again in the backward: less memory, more time."""
 
@@ -122,30 +120,51 @@ class EnergyLayer(nn.Module, abc.ABC):
         return output, recorder.trace().energy[: None if final else -1]
 
     def _fuses(self, h: Tensor, update_rule: UpdateRule) -> bool:
-        """Whether a fused Triton kernel takes all steps: as ``backend`` says, under ``auto`` wherever one can.
+        """Whether one Triton kernel takes all steps: unless ``backend`` says otherwise, wherever it can.
 
-        Raises ValueError where ``backend`` is ``triton`` and it cannot, with the reason.
+        Raises ValueError where ``backend`` is ``triton`` and no kernel, for all steps or for one, can run, with the reason.
         """
         if self.backend not in ("auto", "triton"):
             return False
-        if runs_on(h) and self._why_not_fused(update_rule) is None and self._why_not_here(h) is None:
-            return True
-        if self.backend == "auto":
-            return False
-        reason = self._why_not_fused(update_rule) or (self._why_not_here(h) if runs_on(h) else why_not(h))
-        raise ValueError(f"backend: triton cannot run this layer: {reason}")
+        fuses = runs_on(h) and self.why_not_fused(h, update_rule) is None
+        if self.backend == "triton" and not fuses and (reason := self._why_not_by_step(h)) is not None:
+            raise ValueError(f"backend: triton cannot run this layer: {reason}")
+        return fuses
 
-    def _why_not_fused(self, update_rule: UpdateRule) -> str | None:
-        """What in this layer's settings no fused kernel can do; None if there is nothing."""
-        if not isinstance(update_rule, Gradient):
-            return f"the fused kernel takes plain gradient steps, and the update rule is {type(update_rule).__name__}"
+    def _steps_by_kernel(self, h: Tensor) -> bool:
+        """Whether Triton computes the force of a single step, where no kernel takes them all."""
+        return self.backend in ("auto", "triton") and self._why_not_by_step(h) is None
+
+    def _why_not_by_step(self, h: Tensor) -> str | None:
+        """Why Triton cannot compute the force of a single step on h; None if it can."""
+        return self._why_no_step() if runs_on(h) else why_not(h)
+
+    def why_not_fused(self, h: Tensor, update_rule: UpdateRule | None = None) -> str | None:
+        """Why one kernel cannot take all steps on h, where Triton runs at all; None if it can."""
+        rule = update_rule or self.update_rule
+        if not isinstance(rule, Gradient):
+            return f"the fused kernel takes plain gradient steps, and the update rule is {type(rule).__name__}"
         if self.history != "fixed":
             return f"the fused kernel computes the history once, and the history is {self.history}"
-        return None
+        return self._why_no_fused(h)
 
-    def _why_not_here(self, h: Tensor) -> str | None:
-        """Why the fused kernel cannot run on h, though Triton can; None if it can. A subclass with a kernel overrides it."""
+    def kernel(self, h: Tensor) -> str:
+        """What computes this layer on h, and why nothing faster does, in a sentence."""
+        if self._fuses(h, self.update_rule):
+            return "triton, one kernel for all steps"
+        if self._steps_by_kernel(h):
+            return f"triton, kernels for one step: {self.why_not_fused(h)}"
+        return f"torch: {self._why_not_by_step(h)}" if self.backend == "auto" else self.backend
+
+    # a subclass with kernels overrides these three
+
+    def _why_no_fused(self, h: Tensor) -> str | None:
+        """Why the fused kernel does not fit this layer's sizes, in the dtype and on the device of h; None if it does."""
         return f"{type(self).__name__} has no fused kernel"
+
+    def _why_no_step(self) -> str | None:
+        """Why there is no kernel for a step of this layer, which ``_condition`` then takes; None if there is."""
+        return f"{type(self).__name__} has no kernel"
 
     def _fused_descent(self, h: Tensor, step_sizes: Tensor, energies: bool, final: bool, record: bool) -> Descent:
         """The descent by one kernel, with the energies of z_0 .. z_{T−1}, and of z_T where ``final``.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from energylab.energies import Activation, ElementwiseEnergy, Quadratic, SiLU
+from energylab.energies import Activation, ConditionalEnergy, ElementwiseEnergy, Quadratic, SiLU
 from energylab.layers.base import EnergyLayer, check_choice, check_positive, operand_dtype
 from energylab.layers.descent import Descent, norm
 
@@ -56,10 +56,19 @@ class CEMMLP(EnergyLayer):
         self.weight = nn.Parameter(torch.randn(hidden, width) / math.sqrt(width))
         self.gate_weight = nn.Parameter(torch.randn(hidden, width) / math.sqrt(width))
 
-    def _condition(self, u: Tensor) -> ElementwiseEnergy:
-        return ElementwiseEnergy(self.activation.gate(F.linear(u, self.gate_weight)), self.weight, self.activation)
+    def _condition(self, u: Tensor) -> ConditionalEnergy:
+        gate_BNM = self.activation.gate(F.linear(u, self.gate_weight))
+        energy = ElementwiseEnergy(gate_BNM, self.weight, self.activation)
+        if self._steps_by_kernel(u):
+            from energylab.kernels.elementwise_step import ElementwiseByStep
 
-    def _why_not_here(self, h: Tensor) -> str | None:
+            return ElementwiseByStep(energy, self.activation_name, operand_dtype(u))
+        return energy
+
+    def _why_no_step(self) -> None:
+        return None
+
+    def _why_no_fused(self, h: Tensor) -> str | None:
         from energylab.kernels.elementwise import why_not_shape
 
         rank = 0 if (left := self.preconditioner.parts()[1]) is None else left.shape[1]

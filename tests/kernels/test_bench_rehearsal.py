@@ -28,10 +28,12 @@ def test_rehearsal(tmp_path, capsys, monkeypatch):
         "fused, graph",
         "fused, energies",
         "one step a launch, graph",
+        "one-step kernels",
+        "one-step kernels, graph",
         "PyTorch, eager",
         "Llama, eager",
     }
-    variants |= {"PyTorch, compiled", "Llama, compiled"}
+    variants |= {"one-step kernels, compiled", "PyTorch, compiled", "Llama, compiled"}
     assert ran >= {
         (layer, v, m) for layer in ("attention", "mlp") for v in variants for m in ("forward", "forward+backward")
     }
