@@ -8,7 +8,7 @@ written down before the runs that decide them, except for the runs of the recurs
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
@@ -128,7 +128,7 @@ def draw(results: StudyResults) -> Figure:
         across, beside = int(venue.width * 144 / venue.small), 48 if venue.width > 4.5 else 20
         sentences = [textwrap.wrap(f"({c.key}) {c.sentence}: {verdict(rows)}", across) for c, rows in judged]
         with_runs = [list(rows[rows["n"] > 0].itertuples()) for _, rows in judged]
-        names_of = [[textwrap.fill(f"{one.a} − {one.b} (n = {one.n})", beside) for one in rows] for rows in with_runs]
+        names_of = [[textwrap.fill(_name(one), beside) for one in rows] for rows in with_runs]
         lines = sum(map(len, sentences)) + sum(name.count("\n") + 1 for names in names_of for name in names)
         figure = VenueFigure(venue.name, _LINE * (lines + 1) + 0.45)
         axes = figure.subplots()
@@ -178,6 +178,11 @@ def draw(results: StudyResults) -> Figure:
             what += f" {comparisons - len(shown)} of {comparisons} comparisons have no runs yet: their claims are undecided."
         plots.caption(figure, what + (" Wide intervals are cut." if cut else ""))
     return figure
+
+
+def _name(one: Any) -> str:
+    """What a row compares, with spaces at which a line may break between words only, not within `n = 3`."""
+    return f"{one.a} − {one.b} (n = {one.n})".replace(" = ", "\u00a0=\u00a0")
 
 
 def table(results: StudyResults) -> DataFrame:
