@@ -704,7 +704,7 @@ def heads_of_a_tile(heads: int, head_dim: int, dtype: torch.dtype, diagonal: int
     if diagonal != 1:
         return 1
     tiles = triton.cdiv(heads, max(1, HEAD_COLUMNS[_kind(dtype)] // padded(head_dim)))
-    return triton.cdiv(heads, tiles)
+    return int(triton.cdiv(heads, tiles))
 
 
 _COMPILED = [
