@@ -148,6 +148,7 @@ def draw(results: StudyResults) -> Figure:
                 fontweight="bold",
                 color=_COLOURS[verdict_of_all] if verdict_of_all != UNDECIDED else INK,
                 annotation_clip=False,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},  # the line at 0 passes behind
             )
             line += len(sentence)
             for one, name in zip(rows, its_names, strict=True):

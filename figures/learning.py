@@ -15,7 +15,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from energylab.analysis.statistics import over_seeds
-from energylab.plotting import plots
+from energylab.plotting import plots, tables
 from energylab.plotting.style import INK, style
 
 if TYPE_CHECKING:
@@ -67,6 +67,28 @@ def draw(results: StudyResults) -> Figure:
     return figure
 
 
+def table(results: StudyResults) -> DataFrame:
+    """A row each (layer, T, training step), for the first and last record and two between: what the layer falls by."""
+    query = results.learning.loc[results.learning["token"] == "query"]
+    records = np.unique(query["step"])
+    chosen = records[np.unique(np.linspace(0, len(records) - 1, 4).round().astype(int))]
+    by = ["layer", "variant", "T", "step"]
+    query = query[query["step"].isin(chosen)]
+    fall = over_seeds(_whole_layer(query), "energy_change_median", by)
+    worst = query.groupby(by)["fraction_rising"].max().mul(100).reset_index(name="worst % rising")
+    table = tables.interval_columns(fall, "median change of E").merge(worst, on=by)
+    what = (
+        "Energy that each layer loses, $E(z_T)-E(z_0)$, while a model learns: median over the positions of query tokens. "
+        "Last column: positions whose energy rises, in the worst step of the worst seed."
+    )
+    return tables.captioned(table.rename(columns={"variant": "model"}), what, results)
+
+
+def _whole_layer(rows: DataFrame) -> DataFrame:
+    """Of every run, the rows after its last step."""
+    return rows.loc[rows["t"] == rows.groupby("run")["t"].transform("max")]
+
+
 def _steps(axes: Axes, rows: DataFrame) -> None:
     """Every step of one T."""
     axes.axhline(0, color=INK, linewidth=0.4, zorder=0.5)
@@ -85,11 +107,10 @@ def _steps(axes: Axes, rows: DataFrame) -> None:
 def _layers(fall: Axes, rising: Axes, rows: DataFrame) -> set[int]:
     """The whole layer, for every T; returns the numbers of seeds behind its lines."""
     fall.axhline(0, color=INK, linewidth=0.4, zorder=0.5)
-    ends = rows.loc[rows["t"] == rows.groupby("run")["t"].transform("max")]
     keys = ["run", "variant", "T", "seed", "step"]
     worst = rows.groupby(keys, as_index=False)["fraction_rising"].max()
     counts = set()
-    for one in plots.series(ends):
+    for one in plots.series(_whole_layer(rows)):
         counts |= set(plots.mean_line(fall, one, "step", "energy_change_median")["n"])
     for one in plots.series(worst.assign(percent=100 * worst["fraction_rising"])):
         plots.mean_line(rising, one, "step", "percent")

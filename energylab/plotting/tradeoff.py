@@ -139,5 +139,5 @@ def _name_front(axes: Axes, front: pd.DataFrame, cost: str, unit: float) -> None
                 zorder=5,
             )
             recursions = "" if pd.isna(row["T"]) else f", $T={row['T']}$"
-            look = {"linestyle": "", "marker": f"${number}$", "markersize": 4.5, "color": INK}
+            look = {"linestyle": "", "marker": f"${number}$", "markersize": 5, "markeredgewidth": 0, "color": INK}
             axes.plot([], [], label=f"{row['variant']}{recursions}", **look)

@@ -84,6 +84,22 @@ def test_it_shows_the_record(figure_file, venue):
     assert "Only a test." in words
 
 
+def test_the_table_holds_first_and_last_record_of_the_whole_layer(figure_file):
+    given = results()
+    table = figure_file("learning").table(given)
+    assert len(table) == 4 * 2 * len(STEPS)
+    query = given.learning[given.learning["token"] == "query"]
+    for row in table.to_dict("records"):
+        its = query[(query["layer"] == row["layer"]) & (query["T"] == row["T"]) & (query["step"] == row["step"])]
+        whole = its.loc[its["t"] == row["T"], "energy_change_median"].mean()
+        assert row["median change of E"] == pytest.approx(whole)
+        assert row["median change of E low"] < whole < row["median change of E high"]
+        assert row["worst % rising"] == pytest.approx(100 * its["fraction_rising"].max())
+    assert set(table["seeds"]) == {2}
+    assert "$n=2$ seeds" in table.attrs["caption"]
+    assert "Only a test." in table.attrs["caption"]
+
+
 def test_runs_without_a_record_are_named(figure_file):
     empty = SimpleNamespace(name="recursion", note="", learning=pd.DataFrame())
     with pytest.raises(
