@@ -64,6 +64,8 @@ class ModelConfig:
     """Keep only the x_t for the backward and compute each step again: less memory, more time, the same numbers."""
     temperature: float | None = None
     """τ of the interaction; sqrt(head_dim) by default."""
+    repelling_heads: int = 0
+    """So many of the heads of CEM attention, the last ones, move a token away from what they look for."""
     positions: str = "none"
     """``none`` or ``rotary``."""
     tokens: str = "interleaved"
@@ -86,6 +88,10 @@ class ModelConfig:
         check_choice("tie", self.tie, TIES)
         if self.tie != "none" and self.attention != "llama":
             raise ValueError(f"tie: expected none, since cem attention ties all it can, got {self.tie!r}")
+        if self.repelling_heads and self.attention != "cem":
+            raise ValueError(
+                f"repelling_heads: expected 0, since only cem attention has them, got {self.repelling_heads!r}"
+            )
         check_choice("diagonal", self.diagonal, DIAGONALS)
         check_choice("preconditioner", self.preconditioner, KINDS)
         check_choice("activation", self.activation, tuple(ACTIVATIONS))
@@ -228,6 +234,7 @@ def _attention(config: ModelConfig) -> nn.Module:
         rotary=rotary,
         mask=token_layout(config.tokens).mask,
         history=config.history,
+        repelling_heads=config.repelling_heads,
         **_descent(config, recursions),
     )
 

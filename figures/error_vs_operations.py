@@ -16,7 +16,17 @@ if TYPE_CHECKING:
 
     from energylab.study import StudyResults
 
-NEEDS = ("recursion", "looping", "diagonal", "tied_weights", "untying", "preconditioner", "full_cem", "update_rule")
+NEEDS = (
+    "recursion",
+    "looping",
+    "diagonal",
+    "tied_weights",
+    "untying",
+    "repelling",
+    "preconditioner",
+    "full_cem",
+    "update_rule",
+)
 PARTIAL = True
 
 

@@ -5,11 +5,12 @@ Circuits"), in the notation of the layers
 
     logit of key j for query i = z_iᵀ QK u_j ,      update of i = Σ_j p_ij OV u_j
 
-    CEM     QK = A_k/τ              OV = (Σ_t η_t) P A_k ,   A_k = diag(d_k) + W_Qkᵀ W_Kk
+    CEM     QK = A_k/τ              OV = σ_k (Σ_t η_t) P A_k ,   A_k = diag(d_k) + W_Qkᵀ W_Kk
     Llama   QK = W_Qkᵀ W_Kk/√d_h    OV = W_Okᵀ W_Vk          (norm's gain g multiplied into both, QK on both sides)
 
 A gradient step of a scalar energy has OV = const · QK: a head moves what it looks for. ``alignment`` is the cosine
-⟨QK, OV⟩/(‖QK‖ ‖OV‖) of the two in the Frobenius inner product: 1 for CEM with P = I, about 0 for unrelated matrices.
+⟨QK, OV⟩/(‖QK‖ ‖OV‖) of the two in the Frobenius inner product: σ_k, 1 or −1, for CEM with P = I, about 0 for unrelated
+matrices.
 
 Rotary positions turn queries and keys, and belong to neither matrix; they are left out. So is what momentum adds to Σ_t η_t.
 """
@@ -62,7 +63,8 @@ def _matrices(layer: CEMAttention | LlamaAttention) -> tuple[Tensor, Tensor]:
         path = sum(step_size.double() for step_size in layer.step_sizes(layer.recursions))
         identity = torch.eye(layer.width, dtype=torch.float64, device=query.device)
         preconditioner = layer.preconditioner(identity.to(layer.step_size.dtype)).double()
-        return interaction / layer.temperature, path * preconditioner @ interaction
+        moved = interaction * layer.sign.double()[:, None, None]
+        return interaction / layer.temperature, path * preconditioner @ moved
     value = key if layer.value_weight is None else layer.value_weight.double()
     output = query if layer.output_weight is None else layer.output_weight.double()
     gain = layer.norm.weight.double()

@@ -147,7 +147,8 @@ def activation_bytes(config: ModelConfig, num_points: int, batch_size: int) -> i
 
 def llama_like(config: ModelConfig) -> ModelConfig:
     """The Llama model of the same width, depth, heads and hidden units."""
-    return dataclasses.replace(config, attention="llama", mlp="none" if config.mlp == "none" else "llama", tie="none")
+    mlp = "none" if config.mlp == "none" else "llama"
+    return dataclasses.replace(config, attention="llama", mlp=mlp, tie="none", repelling_heads=0)
 
 
 def matched(config: ModelConfig, target: float, cost: Callable[[ModelConfig], float]) -> ModelConfig:

@@ -3,16 +3,17 @@ r"""The interaction energy, whose gradient step is causal multi-head attention w
 The space is R^D, one variable ``z_i`` a position. Each head k measures how well ``z_i`` agrees with each vector of its
 history through a bilinear form ``A_k``, and the energy is minus the log-sum-exp of these agreements:
 
-    E(z_i | u) = − τ Σ_k log Σ_{j≤i} exp( z_iᵀ A_k u_j / τ )
-    ∇E(z_i)    = − Σ_k Σ_{j≤i} p_ij^k A_k u_j ,        p_i^k = softmax_j( z_iᵀ A_k u_j / τ )
-    ∇²E(z_i) v = − 1/τ Σ_k Σ_j p_ij^k (s_ij^k − Σ_l p_il^k s_il^k) A_k u_j ,        s_ij^k = vᵀ A_k u_j
+    E(z_i | u) = − τ Σ_k σ_k log Σ_{j≤i} exp( z_iᵀ A_k u_j / τ )
+    ∇E(z_i)    = − Σ_k σ_k Σ_{j≤i} p_ij^k A_k u_j ,        p_i^k = softmax_j( z_iᵀ A_k u_j / τ )
+    ∇²E(z_i) v = − 1/τ Σ_k σ_k Σ_j p_ij^k (s_ij^k − Σ_l p_il^k s_il^k) A_k u_j ,        s_ij^k = vᵀ A_k u_j
 
 ``A_k`` is a sum of terms (low rank, diagonal). A term knows two linear maps, ``z ↦ zᵀ A_k u_j`` and
 ``w ↦ Σ_k Σ_j w_ij^k A_k u_j``; value, gradient and curvature follow from these alone, so a new form of ``A_k`` is a new
-term. E is concave in z: it lies below its tangents, which is why every step of the plain gradient rule lowers it.
+term. With all signs σ_k = 1, which is the source's energy, E is concave in z: it lies below its tangents, which is why
+every step of the plain gradient rule lowers it. A head with σ_k = −1 repels: z moves away from what it looks for.
 
 Source: arXiv 2605.07588, for the energy and the diagonal-plus-low-rank form; Ramsauer et al. 2021 (arXiv 2008.02217)
-for attention as a step on a log-sum-exp energy.
+for attention as a step on a log-sum-exp energy. The signs are ours.
 
 Shape suffixes: B sequences, N positions that are moved, J positions of the history, H heads, K rank of a head
 (``head_dim``), D width.
@@ -127,13 +128,20 @@ class PerHeadDiagonalTerm(InteractionTerm):
 
 @final
 class InteractionEnergy(ConditionalEnergy):
-    """``E(z_i | u) = − τ Σ_k log Σ_{j≤i} exp( z_iᵀ A_k u_j / τ )``, with ``A_k`` the sum of ``terms``.
+    """``E(z_i | u) = − τ Σ_k σ_k log Σ_{j≤i} exp( z_iᵀ A_k u_j / τ )``, with ``A_k`` the sum of ``terms``.
 
     ``hidden_NJ`` is true where position i must not see position j; None where all of the history is visible.
+    ``sign_H`` holds σ, 1 where a head attracts and −1 where it repels; None where all attract.
     """
 
-    def __init__(self, terms: tuple[InteractionTerm, ...], temperature: float, hidden_NJ: Tensor | None):
-        self.terms, self.temperature, self.hidden_NJ = terms, temperature, hidden_NJ
+    def __init__(
+        self,
+        terms: tuple[InteractionTerm, ...],
+        temperature: float,
+        hidden_NJ: Tensor | None,
+        sign_H: Tensor | None = None,
+    ):
+        self.terms, self.temperature, self.hidden_NJ, self.sign_H = terms, temperature, hidden_NJ, sign_H
 
     def logits(self, z_BND: Tensor) -> Tensor:
         """``zᵀ A_k u_j / τ``, (B, H, N, J), minus infinity where hidden."""
@@ -141,7 +149,7 @@ class InteractionEnergy(ConditionalEnergy):
         return logits_BHNJ if self.hidden_NJ is None else logits_BHNJ.masked_fill(self.hidden_NJ, -torch.inf)
 
     def value(self, z: Tensor) -> Tensor:
-        return -self.temperature * log_sum_exp(self.logits(z)).sum(1)
+        return self.over_heads(log_sum_exp(self.logits(z)))
 
     def force(self, z: Tensor) -> Tensor:
         return self._read_out(self.logits(z).softmax(-1))
@@ -149,7 +157,12 @@ class InteractionEnergy(ConditionalEnergy):
     def force_and_value(self, z: Tensor) -> tuple[Tensor, Tensor]:
         logits_BHNJ = self.logits(z)
         p_BHNJ = logits_BHNJ.softmax(-1)
-        return self._read_out(p_BHNJ), -self.temperature * log_sum_exp(logits_BHNJ, p_BHNJ).sum(1)
+        return self._read_out(p_BHNJ), self.over_heads(log_sum_exp(logits_BHNJ, p_BHNJ))
+
+    def over_heads(self, lse_BHN: Tensor) -> Tensor:
+        """``− τ Σ_k σ_k lse_k``, (B, N)."""
+        signed_BHN = lse_BHN if self.sign_H is None else lse_BHN * self.sign_H[:, None]
+        return -self.temperature * signed_BHN.sum(1)
 
     def hvp(self, z: Tensor, v: Tensor) -> Tensor:
         p_BHNJ = self.logits(z).softmax(-1)
@@ -160,7 +173,7 @@ class InteractionEnergy(ConditionalEnergy):
         length = 1 if self.hidden_NJ is None else self.hidden_NJ.shape[0]
         terms = tuple(term.at(check_position(position, length)) for term in self.terms)
         hidden_1J = None if self.hidden_NJ is None else self.hidden_NJ[position : position + 1, : position + 1]
-        return InteractionEnergy(terms, self.temperature, hidden_1J)
+        return InteractionEnergy(terms, self.temperature, hidden_1J, self.sign_H)
 
     def _bilinear(self, z_BND: Tensor) -> Tensor:
         first, *others = (term.logits(z_BND) for term in self.terms)
@@ -169,6 +182,8 @@ class InteractionEnergy(ConditionalEnergy):
         return first
 
     def _read_out(self, weight_BHNJ: Tensor) -> Tensor:
+        if self.sign_H is not None:
+            weight_BHNJ = weight_BHNJ * self.sign_H[:, None, None]
         first, *others = (term.read_out(weight_BHNJ) for term in self.terms)
         for update_BND in others:
             first = first + update_BND

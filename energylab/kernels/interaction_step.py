@@ -1057,21 +1057,30 @@ class InteractionByStep(FastInteraction):
         super().__init__(reference)
         self.low_rank, self.mask, self.dtype = low_rank, mask, dtype
         self.k_BNHK = self._heads_last(low_rank.k_BHJK)
-        self.diagonal_GD = self.u_BND = None
+        self.diagonal_GD = self.read_GD = self.u_BND = None
+        sign_H = reference.sign_H
         if diagonal is not None:
-            self.diagonal_GD = diagonal.view(-1, diagonal.shape[-1]).to(dtype)
+            diagonal_GD = diagonal.view(-1, diagonal.shape[-1]).to(dtype)
             self.u_BND = u.to(dtype).contiguous()
+            if sign_H is None:
+                self.diagonal_GD = self.read_GD = diagonal_GD
+            else:
+                # the sum over the heads that share a diagonal knows no signs: a diagonal for each
+                self.diagonal_GD = diagonal_GD.expand(len(sign_H), -1)
+                self.read_GD = diagonal_GD * sign_H.to(dtype)[:, None]
 
     def force_and_value(self, z: Tensor) -> tuple[Tensor, Tensor]:
         o_BNHK, r_BNGD, lse_BHN = self._step(z, read_out=True)
+        if self.reference.sign_H is not None:
+            o_BNHK = o_BNHK * self.reference.sign_H[:, None].to(self.dtype)
         o_BHNK, rotary = o_BNHK.transpose(1, 2), self.low_rank.query_rotary
         if rotary is not None:
             o_BHNK = rotary.rotate_back(o_BHNK).to(self.dtype)
         force = merge_heads(o_BHNK, self.low_rank.query_HKD.to(self.dtype))
-        if self.diagonal_GD is not None and len(self.diagonal_GD) == 1:
-            force = torch.addcmul(force, r_BNGD.squeeze(2), self.diagonal_GD[0])
-        elif self.diagonal_GD is not None:
-            force = force + (r_BNGD * self.diagonal_GD).sum(2)
+        if self.read_GD is not None and len(self.read_GD) == 1:
+            force = torch.addcmul(force, r_BNGD.squeeze(2), self.read_GD[0])
+        elif self.read_GD is not None:
+            force = force + (r_BNGD * self.read_GD).sum(2)
         return force, self._energy(lse_BHN, z)
 
     def force(self, z: Tensor) -> Tensor:
@@ -1094,7 +1103,7 @@ class InteractionByStep(FastInteraction):
         )
 
     def _energy(self, lse_BHN: Tensor, z: Tensor) -> Tensor:
-        return -self.reference.temperature * lse_BHN.sum(1).to(z.dtype)
+        return self.reference.over_heads(lse_BHN).to(z.dtype)
 
     def _heads_last(self, x_BHNK: Tensor) -> Tensor:
         return x_BHNK.transpose(1, 2).to(self.dtype).contiguous()

@@ -70,11 +70,14 @@ class FusedAttention(FastInteraction):
         super().__init__(reference)
         self.low_rank = low_rank
         self.k_BHNK = once_differentiable(low_rank.k_BHJK)
+        self.value_BHNK = self.k_BHNK
+        if reference.sign_H is not None:
+            self.value_BHNK = self.k_BHNK * reference.sign_H[:, None, None]
 
     def force(self, z: Tensor) -> Tensor:
         q_BHNK = once_differentiable(self.low_rank.queries(z))
         o_BHNK = F.scaled_dot_product_attention(
-            q_BHNK, self.k_BHNK, self.k_BHNK, is_causal=True, scale=1 / self.reference.temperature
+            q_BHNK, self.k_BHNK, self.value_BHNK, is_causal=True, scale=1 / self.reference.temperature
         )
         return self.low_rank.read_out_heads(o_BHNK)
 
@@ -85,11 +88,14 @@ class FusedAttention(FastInteraction):
         """On a CPU the fused attention computes the log-sum-exp anyway, and the operation under it returns it."""
         if z.is_cuda or torch.is_grad_enabled():
             return super().force_and_value(z)
-        q_BHNK, temperature = self.low_rank.queries(z), self.reference.temperature
         o_BHNK, lse_BHN = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q_BHNK, self.k_BHNK, self.k_BHNK, is_causal=True, scale=1 / temperature
+            self.low_rank.queries(z),
+            self.k_BHNK,
+            self.value_BHNK,
+            is_causal=True,
+            scale=1 / self.reference.temperature,
         )
-        return self.low_rank.read_out_heads(o_BHNK), -temperature * lse_BHN.sum(1).to(z.dtype)
+        return self.low_rank.read_out_heads(o_BHNK), self.reference.over_heads(lse_BHN).to(z.dtype)
 
 
 @final
@@ -103,6 +109,9 @@ class AbsorbedInteraction(FastInteraction):
         assert isinstance(b_BHND, Tensor)
         self.heads = b_BHND.shape[1]
         self.b_BCD = b_BHND.flatten(1, 2)  # C = H·N: all heads' keys, one below the other
+        self.value_BCD = self.b_BCD
+        if reference.sign_H is not None:
+            self.value_BCD = (b_BHND * reference.sign_H[:, None, None]).flatten(1, 2)
         mask_NJ = torch.zeros(hidden_NJ.shape, dtype=b_BHND.dtype, device=hidden_NJ.device)
         mask_NJ.masked_fill_(hidden_NJ, -torch.inf)
         self.mask_NC = mask_NJ.repeat(1, self.heads)
@@ -123,10 +132,10 @@ class AbsorbedInteraction(FastInteraction):
         return logits_BNHJ, logits_BNHJ.softmax(-1)
 
     def _read_out(self, p_BNHJ: Tensor) -> Tensor:
-        return p_BNHJ.flatten(2) @ self.b_BCD
+        return p_BNHJ.flatten(2) @ self.value_BCD
 
     def _value(self, logits_BNHJ: Tensor, p_BNHJ: Tensor) -> Tensor:
-        return -self.reference.temperature * log_sum_exp(logits_BNHJ, p_BNHJ).sum(-1)
+        return self.reference.over_heads(log_sum_exp(logits_BNHJ, p_BNHJ).mT)
 
 
 def _absorbing_pays(low_rank: LowRankTerm, others: Sequence[InteractionTerm], width: int) -> bool:

@@ -17,7 +17,7 @@ from energylab.energies import (
     RotaryPositions,
     SharedDiagonalTerm,
 )
-from energylab.energies.interaction import MASKS
+from energylab.energies.interaction import MASKS, split_heads
 from energylab.kernels.pytorch import fast_interaction
 from energylab.layers.base import EnergyLayer, check_choice, check_positive, operand_dtype
 from energylab.layers.descent import Descent, norm
@@ -27,9 +27,9 @@ DIAGONALS = ("none", "shared", "per_head")
 
 @final
 class CEMAttention(EnergyLayer):
-    r"""T steps down ``E(z_i | u) = − τ Σ_k log Σ_{j≤i} exp( z_iᵀ A_k u_j / τ )``, with u = norm(h) and z = norm(x).
+    r"""T steps down ``E(z_i | u) = − τ Σ_k σ_k log Σ_{j≤i} exp( z_iᵀ A_k u_j / τ )``, with u = norm(h) and z = norm(x).
 
-    ``A_k = diag(d_k) + W_Qkᵀ W_Kk``. With T = 1, P = I, η = 1 and no diagonal the layer is h plus causal multi-head
+    ``A_k = diag(d_k) + W_Qkᵀ W_Kk``, and all σ_k = 1 unless heads repel. With T = 1, P = I, η = 1 and no diagonal the layer is h plus causal multi-head
     attention with ``W_V = W_K`` and ``W_O = W_Qᵀ``: 2·H·d_h·D weights, half of ordinary attention's.
 
     Args:
@@ -44,14 +44,16 @@ class CEMAttention(EnergyLayer):
         step_size: the initial η, a number or one number a step; 1/T by default. Learned.
         update_rule: ``gradient``, ``heavy_ball`` or ``nesterov``.
         history: ``fixed``, or ``refreshed``: u_t = norm(x_t) at each step, the looped reading.
+        repelling_heads: so many of the heads, the last ones, have σ_k = −1: a step moves z away from what they look for,
+            where the others move it towards. No parameters. Not in the source; docs/findings.md says why one wants it.
         backend: ``reference``, elementary operations, differentiable twice; ``torch``, fused PyTorch; ``triton``, on a
             GPU, one kernel for all T steps where it fits (the gradient rule, a fixed history, small widths), else kernels
             for one step; or ``auto``: ``triton`` where it can run, else ``torch``.
 
     Parameters: ``query_weight`` and ``key_weight`` (H, d_h, D), ``diagonal`` (D,) or (H, D) or None, ``step_size``.
 
-    For the gradient rule with P = I and a fixed history every η > 0 lowers the energy at every position and step, because
-    E is concave in z and normalising cannot turn z away from the step.
+    For the gradient rule with P = I, a fixed history and no head that repels, every η > 0 lowers the energy at every position
+    and step, because E is concave in z and normalising cannot turn z away from the step.
 
     Raises ValueError for a setting out of range. Source: arXiv 2605.07588.
 
@@ -77,9 +79,18 @@ class CEMAttention(EnergyLayer):
         history: str = "fixed",
         backend: str = "auto",
         mask: str = "causal",
+        repelling_heads: int = 0,
     ):
         super().__init__(width, recursions, preconditioner, rank, step_size, update_rule, history, backend)
         self.heads = check_positive("heads", heads)
+        number = isinstance(repelling_heads, int) and not isinstance(repelling_heads, bool)
+        if not number or not 0 <= repelling_heads <= heads:
+            raise ValueError(f"repelling_heads: expected 0 to {heads}, the number of heads, got {repelling_heads!r}")
+        self.repelling_heads = repelling_heads
+        sign = torch.ones(heads)
+        sign[heads - repelling_heads :] = -1
+        self.sign: Tensor
+        self.register_buffer("sign", sign, persistent=False)
         self.head_dim = resolve_head_dim(width, heads, head_dim, rotary)
         number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
         if temperature is not None and not (number and 0 < temperature < math.inf):
@@ -105,7 +116,8 @@ class CEMAttention(EnergyLayer):
         if self.diagonal is not None:
             term = SharedDiagonalTerm if self.diagonal.ndim == 1 else PerHeadDiagonalTerm
             terms.append(term(u, self.diagonal))
-        energy = InteractionEnergy(tuple(terms), self.temperature, MASKS[self.mask](length, u.device))
+        sign = self.sign if self.repelling_heads else None
+        energy = InteractionEnergy(tuple(terms), self.temperature, MASKS[self.mask](length, u.device), sign)
         if by_kernel:
             from energylab.kernels.interaction_step import InteractionByStep
 
@@ -120,6 +132,8 @@ class CEMAttention(EnergyLayer):
     def _why_no_fused(self, h: Tensor) -> str | None:
         from energylab.kernels.interaction import why_not_shape
 
+        if self.repelling_heads:
+            return "the fused kernel adds up heads that all attract"
         rank = 0 if (left := self.preconditioner.parts()[1]) is None else left.shape[1]
         per_head = self.diagonal is not None and self.diagonal.ndim == 2
         return why_not_shape(operand_dtype(h), h.device, self.heads, self.head_dim, self.width, rank, per_head)
@@ -162,7 +176,23 @@ class CEMAttention(EnergyLayer):
         return Descent(output, energy, (h, *between, output), tuple(forces.detach().to(h.dtype)))
 
     def _certified_step_size(self, h: Tensor, recursions: int) -> Tensor:
-        return h.new_full(h.shape[:-1], math.inf)
+        r"""Infinity where all heads attract; else ``η ≤ rms(h) / (L/2 + T G)``, as for the MLP.
+
+        With ``β_ik = max_{j≤i} (‖W_Qk‖ ‖W_Kk u_j‖ + ‖d_k ⊙ u_j‖) ≥ ‖A_k u_j‖``, the heads that repel bound the curvature,
+        ``L = Σ β_ik²/τ``, and all heads the force, ``√D G = Σ β_ik``. The derivation is in docs/descent.md.
+        """
+        if not self.repelling_heads:
+            return h.new_full(h.shape[:-1], math.inf)
+        u = norm(h)
+        spectral = torch.linalg.matrix_norm(self.query_weight, ord=2)
+        reach = split_heads(u, self.key_weight).norm(dim=-1) * spectral[:, None]
+        if self.diagonal is not None:
+            diagonal = self.diagonal.view(-1, 1, self.width)
+            reach = reach + (u.unsqueeze(1) * diagonal).norm(dim=-1)
+        reach = reach.cummax(dim=-1).values  # (B, H, N)
+        curvature = reach[:, self.sign < 0].square().sum(1) / self.temperature
+        force = reach.sum(1) / math.sqrt(self.width)
+        return h.square().mean(-1).sqrt() / (curvature / 2 + recursions * force)
 
 
 def resolve_head_dim(width: int, heads: int, head_dim: int | None, rotary: bool) -> int:

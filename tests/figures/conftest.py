@@ -152,6 +152,16 @@ MODELS: dict[str, dict[tuple[str, int | None], tuple[float, int, float]]] = {
         ("Llama, K = V", None): (0.0150, 74_305, 7.9),
         ("Llama", None): (0.0140, 82_497, 8.7),
     },
+    "repelling": {
+        ("CEM no diagonal", 1): (0.0252, 49_477, 8.2),
+        ("CEM 1 of 4 repels", 1): (0.0204, 49_477, 8.2),
+        ("CEM 2 of 4 repel", 1): (0.0161, 49_477, 8.2),
+        ("CEM 2 of 4 repel", 2): (0.0150, 49_477, 14.1),
+        ("CEM looped block", 1): (0.0171, 49_605, 18.1),
+        ("CEM looped block, 2 of 4 repel", 1): (0.0130, 49_605, 18.1),
+        ("Llama attention, CEM MLP", 1): (0.0153, 66_115, 8.4),
+        ("Llama", None): (0.0140, 82_497, 8.7),
+    },
     "update_rule": {
         ("CEM", 2): (0.0208, 49_605, 15.9),
         ("CEM", 4): (0.0217, 49_605, 29.5),

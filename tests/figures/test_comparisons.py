@@ -19,7 +19,16 @@ from energylab.plotting.tables import NO_INTERVAL, save_table, to_latex
 from energylab.project import together
 from energylab.study import load_study
 
-COMPARISONS = ("diagonal", "preconditioner", "looping", "tied_weights", "untying", "update_rule", "full_cem")
+COMPARISONS = (
+    "diagonal",
+    "preconditioner",
+    "looping",
+    "tied_weights",
+    "untying",
+    "repelling",
+    "update_rule",
+    "full_cem",
+)
 OTHERS = ("training_curves", "stability", "test_time", "generalisation", "error_vs_parameters", "error_vs_operations")
 NAMES = (*COMPARISONS, *OTHERS, "circuits", "summary")
 # every figure where text is most crowded, and in one other venue; every number of seeds in some figures
