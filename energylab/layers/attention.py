@@ -29,8 +29,9 @@ DIAGONALS = ("none", "shared", "per_head")
 class CEMAttention(EnergyLayer):
     r"""T steps down ``E(z_i | u) = − τ Σ_k σ_k log Σ_{j≤i} exp( z_iᵀ A_k u_j / τ )``, with u = norm(h) and z = norm(x).
 
-    ``A_k = diag(d_k) + W_Qkᵀ W_Kk``, and all σ_k = 1 unless heads repel. With T = 1, P = I, η = 1 and no diagonal the layer is h plus causal multi-head
-    attention with ``W_V = W_K`` and ``W_O = W_Qᵀ``: 2·H·d_h·D weights, half of ordinary attention's.
+    ``A_k = diag(d_k) + W_Qkᵀ W_Kk``, and all σ_k = 1 unless heads repel. With T = 1, P = I, η = 1 and no diagonal the
+    layer is h plus causal multi-head attention with ``W_V = W_K`` and ``W_O = W_Qᵀ``: 2·H·d_h·D weights, half of ordinary
+    attention's.
 
     Args:
         width: D.
@@ -52,8 +53,8 @@ class CEMAttention(EnergyLayer):
 
     Parameters: ``query_weight`` and ``key_weight`` (H, d_h, D), ``diagonal`` (D,) or (H, D) or None, ``step_size``.
 
-    For the gradient rule with P = I, a fixed history and no head that repels, every η > 0 lowers the energy at every position
-    and step, because E is concave in z and normalising cannot turn z away from the step.
+    For the gradient rule with P = I, a fixed history and no head that repels, every η > 0 lowers the energy at every
+    position and step, because E is concave in z and normalising cannot turn z away from the step.
 
     Raises ValueError for a setting out of range. Source: arXiv 2605.07588.
 

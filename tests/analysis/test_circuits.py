@@ -31,7 +31,8 @@ def randomise(layer: torch.nn.Module) -> torch.nn.Module:
 @pytest.mark.parametrize("diagonal", ["none", "shared", "per_head"])
 @pytest.mark.parametrize("preconditioner", ["none", "diagonal", "diagonal_low_rank", "diagonal_low_rank_positive"])
 def test_one_step_of_cem_attention(diagonal: str, preconditioner: str) -> None:
-    layer = randomise(CEMAttention(12, 3, diagonal=diagonal, preconditioner=preconditioner, temperature=1.3))
+    options = {"diagonal": diagonal, "preconditioner": preconditioner, "temperature": 1.3}
+    layer = randomise(CEMAttention(12, 3, repelling_heads=1, **options))
     h = torch.randn(2, 5, 12, dtype=torch.float64)
     torch.testing.assert_close(attend(layer, h), layer(h) - h, rtol=1e-10, atol=1e-10)
 
@@ -51,6 +52,8 @@ def test_a_gradient_step_moves_what_it_looks_for() -> None:
     # T steps of 1/T, and temperature sqrt(4)
     assert first["ov_x"].to_numpy() == pytest.approx(2 * first["qk_x"].to_numpy())
     assert tied.loc[tied["block"] == 1, ["qk_x", "ov_y"]].isna().all(axis=None)
+    mixed = circuits(InContextRegressor(ModelConfig(width=16, repelling_heads=1)))
+    assert mixed["alignment"].to_numpy() == pytest.approx([1, 1, 1, -1] * 2, abs=1e-12)
     free = circuits(InContextRegressor(ModelConfig(width=64, attention="llama")))
     assert free["alignment"].abs().max() < 0.1
 

@@ -25,11 +25,13 @@ ATTENTION = {
     "recursions": [1, 2],
     "diagonal": ["none", "shared", "per_head"],
     "preconditioner": ["none", "diagonal_low_rank"],
-    "heads": [(2, None), (3, 16), (4, 12)],
+    "heads": [(2, None), (3, 16), (5, 12)],
     "rotary": [False, True],
     "mask": ["causal", "independent"],
     "history": ["fixed", "refreshed"],
     "update_rule": ["gradient", "heavy_ball"],
+    # never half of them: with one token a shared diagonal would cancel, and its gradient be nothing but rounding
+    "repelling_heads": [0, 2],
     # rows, keys, columns of a chunk, columns of a program; and the columns that a tile's heads may have
     "cut": [(32, 64, 64, 128), (64, 32, 32, 64), (32, 32, 64, 32)],
     "head_columns": [512, 32],
@@ -55,7 +57,7 @@ MLP = {
 
 
 def make_layers(row: dict) -> tuple[EnergyLayer, EnergyLayer]:
-    names = ("preconditioner", "history", "update_rule", "diagonal", "rotary", "mask", "activation")
+    names = ("preconditioner", "history", "update_rule", "diagonal", "rotary", "mask", "activation", "repelling_heads")
     options = {name: row[name] for name in names if name in row} | {"rank": 16}
     layer, reference = (
         CEMAttention(row["width"], row["heads"][0], row["recursions"], row["heads"][1], backend=backend, **options)

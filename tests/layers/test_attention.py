@@ -54,6 +54,27 @@ def test_every_step_size_descends(seed, exponent, diagonal, rotary, recursions, 
     assert (rise <= 1e-12 * scale_of_energy).all()
 
 
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_a_head_that_repels_takes_from_a_token_what_another_would_add(backend):
+    options = {"diagonal": "per_head", "backend": backend}
+    h = torch.randn(2, 6, 12, dtype=torch.float64)
+    mixed = CEMAttention(12, 3, repelling_heads=1, **options).double()
+    torch.nn.init.normal_(mixed.diagonal)
+    parts = []
+    for heads in (slice(0, 2), slice(2, 3)):  # those that attract, that which repels
+        part = CEMAttention(12, heads.stop - heads.start, head_dim=4, temperature=2.0, **options).double()
+        with torch.no_grad():
+            part.query_weight.copy_(mixed.query_weight[heads])
+            part.key_weight.copy_(mixed.key_weight[heads])
+            part.diagonal.copy_(mixed.diagonal[heads])
+        parts.append(part)
+    attracting, repelling = (part(h) - h for part in parts)
+    torch.testing.assert_close(mixed(h) - h, attracting - repelling)
+    energies = [part.energy(h, h) for part in parts]
+    torch.testing.assert_close(mixed.energy(h, h), energies[0] - energies[1])
+    assert mixed.state_dict().keys() == CEMAttention(12, 3, **options).state_dict().keys()
+
+
 def test_a_negative_step_size_climbs():
     layer = CEMAttention(12, 3, 4, step_size=-0.1).double()
     assert (layer.trace(torch.randn(2, 6, 12, dtype=torch.float64)).energy.diff(dim=0) > 0).all()
@@ -83,6 +104,8 @@ def test_parameters_against_ordinary_attention():
         ({"step_size": (0.1, 0.2, 0.3)}, r"step_size: expected one finite number, or 1 of them"),
         ({"step_size": float("nan")}, "step_size: expected one finite number"),
         ({"update_rule": "newton"}, "update_rule: expected one of gradient, heavy_ball, nesterov, got 'newton'"),
+        ({"repelling_heads": 3}, "repelling_heads: expected 0 to 2, the number of heads, got 3"),
+        ({"repelling_heads": True}, "repelling_heads: expected 0 to 2, the number of heads, got True"),
         ({"history": "half"}, "history: expected one of fixed, refreshed, got 'half'"),
         ({"backend": "jax"}, "backend: expected one of auto, reference, torch, triton, got 'jax'"),
     ],

@@ -29,6 +29,11 @@ FACTORIES: dict[str, Callable[..., EnergyLayer]] = {
     "attention, rotary, per-head diagonal": attention(rotary=True, diagonal="per_head"),
     "attention, head_dim 6, temperature": attention(head_dim=6, temperature=0.7),
     "attention, refreshed history": attention(history="refreshed", diagonal="shared"),
+    "attention, a head repels": attention(repelling_heads=1),
+    "attention, a head repels, shared diagonal": attention(repelling_heads=1, diagonal="shared"),
+    "attention, both heads repel, rotary, per-head diagonal": attention(
+        repelling_heads=2, rotary=True, diagonal="per_head"
+    ),
     "attention, diagonal preconditioner": attention(preconditioner="diagonal"),
     "attention, low-rank preconditioner": attention(preconditioner="diagonal_low_rank", rank=2),
     "attention, positive preconditioner": attention(preconditioner="diagonal_low_rank_positive", rank=2),

@@ -133,6 +133,43 @@ def test_certified_step_sizes_descend(seed, activation, recursions, share, scale
             assert (energy.diff(dim=0) <= 1e-12 * energy.abs().max()).all()
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    repelling=st.integers(1, 3),
+    diagonal=st.sampled_from(["none", "shared", "per_head"]),
+    rotary=st.booleans(),
+    recursions=st.integers(1, 6),
+    share=st.floats(0.01, 1),
+    scale=st.floats(-1, 1),
+)
+def test_certified_step_sizes_descend_where_heads_repel(seed, repelling, diagonal, rotary, recursions, share, scale):
+    torch.manual_seed(seed)
+    options = {"diagonal": diagonal, "rotary": rotary, "repelling_heads": repelling}
+    layer = CEMAttention(12, 3, recursions, **options).double()
+    with torch.no_grad():
+        for weight in (layer.query_weight, layer.key_weight, layer.diagonal):
+            if weight is not None:
+                weight.copy_(torch.randn_like(weight) * 10 ** (scale / 2))
+    h = torch.randn(1, 6, 12, dtype=torch.float64) * 10 ** torch.empty(1, 6, 1, dtype=torch.float64).uniform_(-1, 1)
+    certified = layer.certified_step_size(h)[0]
+    assert certified.isfinite().all()
+    assert (certified > 0).all()
+    for i, step_size in enumerate(share * certified):
+        with torch.no_grad():
+            layer.step_size.copy_(step_size)
+        energy = layer.trace(h).energy[:, 0, i]
+        assert (energy.diff() <= 1e-12 * energy.abs().max()).all()
+
+
+def test_a_head_that_repels_may_climb():
+    layer = CEMAttention(8, 2, 2, repelling_heads=1).double()
+    h = history(20, 10)
+    with torch.no_grad():
+        layer.step_size.copy_(3000 * layer.certified_step_size(h).median())
+    assert (layer.trace(h).energy.diff(dim=0) > 0).any()
+
+
 def test_a_step_far_beyond_the_certified_one_climbs():
     layer = CEMMLP(8, 12, 2).double()
     h = history(20, 10)
