@@ -30,7 +30,7 @@ def study(steps: int = 10_000, seeds: int = 3, tune: bool = False, debug: bool =
             prior="fixed",
             num_points=24,
             model=ModelConfig(recursions=2, preconditioner=kind),
-            training=TrainingConfig(steps=steps, learning_rate=rate, log_every=200),
+            training=TrainingConfig(steps=steps, learning_rate=rate),
         )
         for seed in range(seeds)
         for variant, (kind, rate) in MODELS.items()

@@ -14,6 +14,7 @@ MODELS = {
     ("CEM 1 of 4 repels", 1): (CEM | dict(repelling_heads=1), 2e-3),
     ("CEM 2 of 4 repel", 1): (CEM | dict(repelling_heads=2), 2e-3),
     ("CEM 2 of 4 repel", 2): (CEM | dict(repelling_heads=2, recursions=2), 2e-3),
+    ("CEM 2 of 4 repel, equal parameters", 1): (CEM | dict(repelling_heads=2, width=84, hidden=168), 2e-3),
     ("CEM looped block", 1): (LOOPED, 2e-3),
     ("CEM looped block, 2 of 4 repel", 1): (LOOPED | dict(repelling_heads=2), 2e-3),
     ("Llama attention, CEM MLP", 1): (CEM | dict(attention="llama"), 2e-3),

@@ -157,6 +157,7 @@ MODELS: dict[str, dict[tuple[str, int | None], tuple[float, int, float]]] = {
         ("CEM 1 of 4 repels", 1): (0.0204, 49_477, 8.2),
         ("CEM 2 of 4 repel", 1): (0.0161, 49_477, 8.2),
         ("CEM 2 of 4 repel", 2): (0.0150, 49_477, 14.1),
+        ("CEM 2 of 4 repel, equal parameters", 1): (0.0141, 85_100, 13.2),
         ("CEM looped block", 1): (0.0171, 49_605, 18.1),
         ("CEM looped block, 2 of 4 repel", 1): (0.0130, 49_605, 18.1),
         ("Llama attention, CEM MLP", 1): (0.0153, 66_115, 8.4),
