@@ -99,8 +99,11 @@ Example:
         weights = "none" if folder.name.endswith("-tuning") else "one"
     with project.problems():
         done = export_study(folder, output, weights)
-    exported = len(done.copied) + len(done.unchanged)
+    exported = len(done.copied) + len(done.unchanged) + len(done.shared)
     print(f"{output}: {exported} runs, {len(done.copied)} of them new, {done.size / 1e6:.2f} MB")
+    if done.shared:
+        others = ", ".join(sorted(set(done.shared.values())))
+        print(f"{len(done.shared)} of them stand in {output.parent} already, in {others}")
     if done.missing:
         print(f"not finished: {', '.join(done.missing)}")
     for sentence in done.damaged:

@@ -42,6 +42,8 @@ class Exported:
 
     copied: tuple[str, ...]
     unchanged: tuple[str, ...]
+    shared: dict[str, str]
+    """Runs that stand in the exported folder of another study already, and which."""
     missing: tuple[str, ...]
     """Runs of the study that are not finished."""
     damaged: tuple[str, ...]
@@ -53,8 +55,10 @@ class Exported:
 def export_study(folder: Path, output: Path, weights: Weights = "one") -> Exported:
     """Copy what figures need of a study's latest runs: the tables, and the weights that `weights` says.
 
-    Raw traces stay behind: the weights give them back (`RunResults.traces`). The exported folder has the layout of the
-    original, so that everything reads both. Raises ValueError if `output` holds runs of other settings.
+    Tables keep seven digits. Raw traces stay behind: the weights give them back (`RunResults.traces`). The exported folder
+    has the layout of the original, so that everything reads both. A run that another study beside `output` holds already,
+    with the same tables, is not copied again: study.json says where it is. Raises ValueError if `output` holds runs of
+    other settings.
     """
     if output.resolve() == folder.resolve():
         raise ValueError(f"output: expected another folder than that of the results, got {output}")
@@ -65,7 +69,7 @@ def export_study(folder: Path, output: Path, weights: Weights = "one") -> Export
     if not study:
         raise ValueError(f"{folder / STUDY}: missing; `energylab run` writes it again")
     if output.exists():
-        foreign = [path.name for path in run_directories(output) if path.name not in study["runs"]]
+        foreign = [path.name for path in run_directories(output, shared=False) if path.name not in study["runs"]]
         if foreign:
             raise ValueError(
                 f"output: expected a folder without runs of other settings, got {output} with {foreign[0]}"
@@ -73,8 +77,9 @@ def export_study(folder: Path, output: Path, weights: Weights = "one") -> Export
             )
     finished: list[tuple[Path, RunConfig, dict[str, Any]]] = []
     missing, damaged = [], []
+    places = {path.name: path for path in run_directories(folder)}
     for name in study["runs"]:
-        directory = folder / name
+        directory = places.get(name, folder / name)
         try:
             provenance = check_run(directory)
         except Damaged as error:
@@ -89,38 +94,67 @@ def export_study(folder: Path, output: Path, weights: Weights = "one") -> Export
         key = (config.variant, config.recursions)
         first_seed[key] = min(config.seed, first_seed.get(key, config.seed))
     copied, unchanged = [], []
+    present = {path.name: path.parent for path in run_directories(output)} if output.exists() else {}
+    shared = {name: parent.name for name, parent in present.items() if parent != output and name in study["runs"]}
     if finished:
         output.mkdir(parents=True, exist_ok=True)
     for directory, config, provenance in finished:
         first = config.seed == first_seed[config.variant, config.recursions]
         whole = weights == "all" or (weights == "one" and first)
-        new = _export_run(directory, output / directory.name, provenance, whole)
-        (copied if new else unchanged).append(directory.name)
+        contents = _contents(directory, provenance, whole)
+        target = output / directory.name
+        if (other := _holder(target, contents)) is not None:
+            shared[target.name] = other
+            shutil.rmtree(target, ignore_errors=True)
+        elif _holds(target, contents):
+            unchanged.append(target.name)
+        else:
+            shared.pop(target.name, None)
+            _write_run(target, contents, provenance)
+            copied.append(target.name)
     if finished:
-        kept = {path.name for path in run_directories(output)}
-        write_signed(output / STUDY, {**study, "runs": [name for name in study["runs"] if name in kept]})
+        kept = {*shared, *(path.name for path in run_directories(output, shared=False))}
+        runs = [name for name in study["runs"] if name in kept]
+        write_signed(output / STUDY, {**study, "runs": runs, "shared": shared})
     size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file()) if output.exists() else 0
-    return Exported(tuple(copied), tuple(unchanged), tuple(missing), tuple(damaged), size)
+    return Exported(tuple(copied), tuple(unchanged), shared, tuple(missing), tuple(damaged), size)
 
 
-def _export_run(source: Path, target: Path, provenance: Mapping[str, Any], whole: bool) -> bool:
-    """Whether anything was copied: False if `target` already holds the same files."""
+def _contents(source: Path, provenance: Mapping[str, Any], whole: bool) -> dict[str, bytes]:
+    """The files of an exported run."""
     weights = [WEIGHTS] if whole else []  # and no snapshots: each is as large as the weights
     tables = [
         name for name in (METRICS, EVALUATION, DESCENT, TEST_TIME, LEARNING, CIRCUITS) if name in provenance["files"]
     ]
     contents = {name: read_checked(source, provenance, name) for name in (CONFIG, *weights)}
     # written anew, so that those of an older version become as small
-    contents |= {name: parquet(read_table(source, provenance, name)) for name in tables}
+    contents |= {name: parquet(_single(read_table(source, provenance, name))) for name in tables}
     if CIRCUITS not in contents and WEIGHTS in provenance["files"]:  # of a run from before there was this table
         run = load_run(source)
         found = circuits(run.model)
-        contents[CIRCUITS] = parquet(pd.concat([label(run.config, len(found)), found], axis=1))
-    if target.exists():
-        with contextlib.suppress(Damaged):
-            present = check_run(target)
-            if present is not None and present["files"] == {name: checksum(contents[name]) for name in contents}:
-                return False
+        contents[CIRCUITS] = parquet(_single(pd.concat([label(run.config, len(found)), found], axis=1)))
+    return contents
+
+
+def _holds(directory: Path, contents: Mapping[str, bytes], more: bool = False) -> bool:
+    """Whether a directory is a sound run of these files; with `more`, it may have its weights as well."""
+    with contextlib.suppress(Damaged):
+        present = check_run(directory)
+        if present is not None:
+            own = {name for name in present["files"] if name in contents or not more or name != WEIGHTS}
+            return own == set(contents) and all(present["files"][name] == checksum(contents[name]) for name in own)
+    return False
+
+
+def _holder(target: Path, contents: Mapping[str, bytes]) -> str | None:
+    """The study beside that of `target` which holds the same run."""
+    for other in sorted(target.parent.parent.glob(f"*/{target.name}")):
+        if other != target and _holds(other, contents, more=True):
+            return other.parent.name
+    return None
+
+
+def _write_run(target: Path, contents: Mapping[str, bytes], provenance: Mapping[str, Any]) -> None:
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -131,4 +165,8 @@ def _export_run(source: Path, target: Path, provenance: Mapping[str, Any], whole
     if target.exists():
         shutil.rmtree(target)
     partial.rename(target)
-    return True
+
+
+def _single(table: pd.DataFrame) -> pd.DataFrame:
+    """The table in single precision, seven digits and half the bytes: no seed agrees with another to more than two."""
+    return table.astype({column: "float32" for column, kind in table.dtypes.items() if kind == "float64"})

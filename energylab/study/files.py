@@ -245,21 +245,31 @@ def check_study(folder: Path) -> dict[str, Any]:
     name, note, runs = data.get("name"), data.get("note"), data.get("runs")
     if not isinstance(name, str) or not isinstance(note, str) or not isinstance(runs, list):
         raise Damaged(folder, f"{STUDY} lacks one of name, note, runs")
-    for run in runs:
-        if not isinstance(run, str) or not _PLAIN_NAME.fullmatch(run):
-            raise Damaged(folder, f"{STUDY} names {run!r:.80}, which is no run")
+    shared = data.get("shared", {})
+    if not isinstance(shared, dict):
+        raise Damaged(folder, f"{STUDY} has {shared!r:.80} as shared")
+    for word, kind in [*((run, "run") for run in [*runs, *shared]), *((study, "study") for study in shared.values())]:
+        if not isinstance(word, str) or not _PLAIN_NAME.fullmatch(word):
+            raise Damaged(folder, f"{STUDY} names {word!r:.80}, which is no {kind}")
     return data
 
 
-def run_directories(folder: Path) -> list[Path]:
-    """The run directories of a study's folder, in the order of its latest command, others after them by name."""
+def run_directories(folder: Path, shared: bool = True) -> list[Path]:
+    """The run directories of a study's folder, in the order of its latest command, others after them by name.
+
+    With `shared`, also those that stand in the folder of another study beside it, where an export left them.
+    """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder of results")
-    order = {name: index for index, name in enumerate(read_study(folder).get("runs", []))}
+    study = read_study(folder)
+    order = {name: index for index, name in enumerate(study.get("runs", []))}
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
     found = [folder / name for name in names if not _SET_ASIDE.search(name)]
     found = [path for path in found if path.name in order or (path / CONFIG).exists() or (path / PROVENANCE).exists()]
+    if shared:
+        elsewhere = [folder.parent / other / name for name, other in study.get("shared", {}).items()]
+        found += [path for path in elsewhere if path.is_dir() and path.name not in names]
     return sorted(found, key=lambda path: (order.get(path.name, len(order)), path.name))
 
 

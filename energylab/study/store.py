@@ -133,7 +133,9 @@ def read_table(directory: Path, provenance: Mapping[str, Any], name: str) -> pd.
         table = pd.read_parquet(io.BytesIO(content), engine="pyarrow")
     except (OSError, ValueError) as error:
         raise Damaged(directory, f"{name} is not readable Parquet ({one_line(error)})") from error
-    return table.astype({"T": "Int64"}) if "T" in table else table
+    # what was exported is in single precision, but means and differences are not to be
+    kinds: dict[str, Any] = {column: "float64" for column, kind in table.dtypes.items() if kind == "float32"}
+    return table.astype(kinds | ({"T": "Int64"} if "T" in table else {}))
 
 
 def check_run(directory: Path) -> dict[str, Any] | None:

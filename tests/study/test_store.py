@@ -137,11 +137,11 @@ def test_export_reads_like_the_original(study_folder: Path, tmp_path: Path) -> N
     assert done.copied == tuple(config.name for config in configs[:3])
     assert done.missing == (configs[3].name,)
     assert not done.damaged
-    pd.testing.assert_frame_equal(load_results(output), load_results(study_folder), check_exact=True)
+    pd.testing.assert_frame_equal(load_results(output), load_results(study_folder), rtol=1e-7)
     exported, original = load_study(output), load_study(study_folder)
     assert exported.note == "Only a test."
-    pd.testing.assert_frame_equal(exported.descent, original.descent, check_exact=True)
-    pd.testing.assert_frame_equal(exported.training, original.training, check_exact=True)
+    pd.testing.assert_frame_equal(exported.descent, original.descent, rtol=1e-7)
+    pd.testing.assert_frame_equal(exported.training, original.training, rtol=1e-7)
     whole, tables_only = load_run(output / configs[0].name), output / configs[1].name
     # the weights give the raw traces back, bit for bit
     pd.testing.assert_frame_equal(whole.traces, load_run(study_folder / configs[0].name).traces, check_exact=True)
@@ -154,6 +154,39 @@ def test_export_reads_like_the_original(study_folder: Path, tmp_path: Path) -> N
     before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
     assert not export_study(study_folder, output).copied
     assert before == {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+
+
+def test_a_run_that_another_study_holds_is_exported_once(study_folder: Path, tmp_path: Path) -> None:
+    both, own = tiny_config(), tiny_config(seed=1)
+    store.write_study(study_folder, Study("tiny", [both]), {})
+    export_study(study_folder, tmp_path / "out" / "tiny", "one")
+    other = tmp_path / "runs" / "other"
+    shutil.copytree(study_folder, other)
+    store.write_study(other, Study("other", [both, own]), {})
+    output = tmp_path / "out" / "other"
+    for again in (False, True):
+        done = export_study(other, output, "none")
+        assert done.shared == {both.name: "tiny"}
+        assert (done.copied, done.unchanged)[again] == (own.name,)
+        assert [path.name for path in output.iterdir() if path.is_dir()] == [own.name]
+        found = load_study(output)
+        assert list(dict.fromkeys(found.errors["run"])) == [both.name, own.name]
+        assert set(found.errors["study"]) == {"other"}
+        pd.testing.assert_frame_equal(found.errors, load_study(other, [both.name, own.name]).errors, rtol=1e-7)
+    # what was exported can be exported; its owner keeps its own
+    assert not export_study(output, tmp_path / "more" / "other", "none").shared
+    assert len(load_results(tmp_path / "more" / "other")) == len(found.errors)
+    assert export_study(study_folder, tmp_path / "out" / "tiny", "one").unchanged == (both.name,)
+    # another result of the same settings is copied
+    store.write_study(other, Study("other", [both]), {})
+    provenance = store.read_provenance(other / both.name)
+    table = store.read_table(other / both.name, provenance, store.EVALUATION).assign(rmse=0.0)
+    store.write_table(other / both.name / store.EVALUATION, table)
+    facts = {key: value for key, value in provenance.items() if key not in ("schema", "state", "files")}
+    store.write_provenance(other / both.name, facts, provenance["files"])
+    done = export_study(other, tmp_path / "out" / "third", "none")
+    assert done.copied == (both.name,)
+    assert not done.shared
 
 
 def test_tables_of_the_version_before_are_read_alike(study_folder: Path, tmp_path: Path) -> None:
