@@ -86,7 +86,15 @@ def table(results: StudyResults) -> DataFrame:
     reference = {"variant": recursive["variant"].iloc[0]}
     reference["T"] = int(np.min(recursive.loc[recursive["variant"] == reference["variant"], "T"]))
     alone = len(runs[["variant", "T"]].drop_duplicates()) == 1
-    table = tables.excess_table(runs, None if alone else reference).drop(columns="study")
+    table = tables.excess_table(runs, None if alone else reference)
+    what = "Excess MSE over the Bayes floor against $T$."
+    if not alone:
+        place = int(np.flatnonzero((table["model"] == reference["variant"]) & (table["T"] == reference["T"]))[0])
+        sentence = tables.add_cost_of_rmse(table, runs, [place] * len(table))
+        what += (
+            f" {sentence} {reference['variant']}, $T={reference['T']}$; missing where there are no more, or no gain."
+        )
+    table = table.drop(columns="study")
     name = f"difference to {reference['variant']}, T = {reference['T']}"
     table = table.rename(columns={column: column.replace("difference", name) for column in table})
-    return tables.captioned(table, "Excess MSE over the Bayes floor against $T$.", results, adjusted=alone)
+    return tables.captioned(table, what, results, adjusted=alone)

@@ -7,6 +7,7 @@ from energylab.training import TrainingConfig
 
 CEM = dict(recursions=1, diagonal="none")
 LOOPED = dict(recursions=1, loops=2)
+LLAMA = dict(attention="llama", mlp="llama")
 
 # (variant, T): the model, and its learning rate, chosen by `energylab run repelling --tune`
 MODELS = {
@@ -18,7 +19,8 @@ MODELS = {
     ("CEM looped block", 1): (LOOPED, 2e-3),
     ("CEM looped block, 2 of 4 repel", 1): (LOOPED | dict(repelling_heads=2), 2e-3),
     ("Llama attention, CEM MLP", 1): (CEM | dict(attention="llama"), 2e-3),
-    ("Llama", None): (dict(attention="llama", mlp="llama"), 2e-3),
+    ("Llama", None): (LLAMA, 2e-3),
+    ("Llama looped block", None): (LLAMA | dict(loops=2), 2e-3),
 }
 
 

@@ -249,7 +249,8 @@ def reference(axes: Axes, frame: pd.DataFrame, x: str, y: str, line: str, label:
 
 
 def excess_by_run(results: StudyResults) -> pd.DataFrame:
-    """The headline of each run: excess MSE on in-prior tasks, mean over k, beside its parameters and operations.
+    """The headline of each run: excess MSE on in-prior tasks, mean over k, beside its parameters and operations, and the
+    RMSE on y, pooled over k.
 
     One row a run, in the order of the study. Studies share runs: one of several studies is kept where it comes first.
     Raises ValueError if no run was tested on in-prior tasks.
@@ -258,7 +259,9 @@ def excess_by_run(results: StudyResults) -> pd.DataFrame:
     if errors.empty:
         raise ValueError(f"{results.name}: expected runs evaluated on in-prior tasks, got none")
     labels = ["study", "run", "variant", "T", "seed", "parameters", "flops"]
-    means = errors.groupby(labels, dropna=False, observed=True, sort=False, as_index=False)[["excess_mse"]].mean()
+    errors = errors.assign(rmse=errors["rmse"].pow(2))
+    groups = errors.groupby(labels, dropna=False, observed=True, sort=False, as_index=False)
+    means = groups[["excess_mse", "rmse"]].mean().assign(rmse=lambda runs: runs["rmse"].pow(0.5))
     return means.drop_duplicates("run", ignore_index=True)
 
 

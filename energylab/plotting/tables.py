@@ -102,6 +102,27 @@ def excess_table(
     return table.rename(columns={"variant": "model"})
 
 
+def add_cost_of_rmse(table: pd.DataFrame, runs: pd.DataFrame, before: Sequence[int | None]) -> str:
+    """Add to an `excess_table` the RMSE on y, and what a thousandth of it costs; returns the sentence that says how.
+
+    (TFLOP − TFLOP') / (RMSE' − RMSE) / 1000, where the row at place `before` has the TFLOP' and RMSE'; missing where it
+    takes no more operations, or gains nothing.
+    """
+    by = ["study", "variant", "T"]
+    table["RMSE"] = table[["study", "model", "T"]].merge(
+        over_seeds(runs, "rmse", by).rename(columns={"variant": "model"}), how="left"
+    )["mean"]
+    costs = []
+    for here, there in enumerate(before):
+        more = gain = math.nan
+        if there is not None:
+            more = table["TFLOP"].iloc[here] - table["TFLOP"].iloc[there]
+            gain = table["RMSE"].iloc[there] - table["RMSE"].iloc[here]
+        costs.append(more / gain / 1000 if more > 0 and gain > 0 else math.nan)
+    table["TFLOP / 0.001"] = costs
+    return "RMSE on $y$, pooled over $k$; last, the training TFLOP that each 0.001 less of it takes beyond those of"
+
+
 def _is_end(name: str, frame: pd.DataFrame) -> bool:
     stem, _, end = name.rpartition(" ")
     return end in ("low", "high") and stem in frame
@@ -127,10 +148,10 @@ def _number(name: str, value: Any) -> str:
         return f"{int(value):,}"
     if "difference" in name:
         return f"{value:+.4f}"
+    if "TFLOP" in name:
+        return f"{value:.1f}"
     if "MSE" in name or "RMSE" in name:
         return f"{value:.4f}"
-    if name == "TFLOP":
-        return f"{value:.1f}"
     return f"{value:.3g}" if isinstance(value, float) else f"{value}"
 
 

@@ -45,8 +45,15 @@ def tradeoff_table(results: StudyResults, cost: str) -> pd.DataFrame:
     runs = plots.excess_by_run(results)
     name = {"parameters": "parameters", "flops": "TFLOP"}[cost]
     table = tables.excess_table(runs).sort_values([name, "excess MSE"], ignore_index=True)
-    table["on the front"] = np.where(_front(table, name, "excess MSE"), "yes", "")
+    front = _front(table, name, "excess MSE")
+    table["front"] = np.where(front, "yes", "")
     what = "Excess MSE and cost of every model; on the front where none is better at that cost or less."
+    if cost == "flops":
+        table = table.drop(columns="parameters")  # there is no room, and the other table has them
+        places = np.flatnonzero(front).tolist()
+        before = dict(zip(places[1:], places[:-1], strict=True))
+        sentence = tables.add_cost_of_rmse(table, runs, [before.get(place) for place in range(len(table))])
+        what += f" {sentence} the front's model before."
     return tables.captioned(table, f"{what} {left_out}".strip(), results)
 
 

@@ -42,7 +42,9 @@ class Tested:
             raise Damaged(directory, f"{EVALUATION} is not readable Parquet ({one_line(error)})") from error
         # what was exported is in single precision, but means and differences are not to be
         table = table.cast(
-            pa.schema([field.with_type(pa.float64()) if field.type == pa.float32() else field for field in table.schema])
+            pa.schema(
+                [field.with_type(pa.float64()) if field.type == pa.float32() else field for field in table.schema]
+            )
         )
         labels = [name for name in ("variant", "T", "seed") if name in table.column_names]
         return cls(

@@ -162,6 +162,7 @@ MODELS: dict[str, dict[tuple[str, int | None], tuple[float, int, float]]] = {
         ("CEM looped block, 2 of 4 repel", 1): (0.0130, 49_605, 18.1),
         ("Llama attention, CEM MLP", 1): (0.0153, 66_115, 8.4),
         ("Llama", None): (0.0140, 82_497, 8.7),
+        ("Llama looped block", None): (0.0110, 82_497, 17.4),
     },
     "update_rule": {
         ("CEM", 2): (0.0208, 49_605, 15.9),

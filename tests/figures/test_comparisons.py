@@ -111,6 +111,24 @@ def test_tables_say_seeds_and_interval(name: str, results_of: Callable, figure_f
         assert (r"$n=3$ seeds; in brackets, the 95\% Student-$t$ interval" in tex) == (seeds == 3)
 
 
+def test_what_a_thousandth_of_rmse_costs(models: Callable, figure_file: Callable) -> None:
+    """Along the front, each model against the one before it."""
+    results = models("looping", seeds=3)
+    table = figure_file("error_vs_operations").table(results)
+    errors = results.errors[results.errors["condition"] == "in-prior"].assign(square=lambda rows: rows["rmse"] ** 2)
+    pooled = errors.groupby(["variant", "T", "seed"])["square"].mean().pow(0.5).groupby(["variant", "T"]).mean()
+    before = None
+    for row in table.to_dict("records"):
+        assert row["RMSE"] == pytest.approx(pooled[row["model"], row["T"]])
+        if row["front"] == "yes" and before is not None:
+            cost = (row["TFLOP"] - before["TFLOP"]) / (1000 * (before["RMSE"] - row["RMSE"]))
+            assert row["TFLOP / 0.001"] == pytest.approx(cost)
+        else:
+            assert math.isnan(row["TFLOP / 0.001"])
+        before = row if row["front"] == "yes" else before
+    assert (table["front"] == "yes").sum() > 1
+
+
 def test_latex_escapes_words_and_keeps_formulas() -> None:
     table = pd.DataFrame(
         {"a_b %": ["x & y_1 #$", "~^\\{}"], "change": [-1.5, math.nan], "change low": [-2.0, math.nan]}
@@ -192,10 +210,10 @@ def test_the_front_holds_what_nothing_beats(results_of: Callable, figure_file: C
     for row in table.itertuples():
         cheaper = table[table["parameters"] <= row.parameters]
         best = (cheaper["excess MSE"] >= table.loc[row.Index, "excess MSE"]).all()
-        assert best == (table.loc[row.Index, "on the front"] == "yes")
+        assert best == (table.loc[row.Index, "front"] == "yes")
     figure = module.draw(results_of(module, 3))
     numbered = [text.get_text() for text in figure.axes[0].texts]
-    assert numbered == [str(i + 1) for i in range((table["on the front"] == "yes").sum())]
+    assert numbered == [str(i + 1) for i in range((table["front"] == "yes").sum())]
 
 
 def test_generalisation_draws_the_training_prior_only_where_the_law_changed(models: Callable, figure_file) -> None:
