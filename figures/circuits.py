@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from energylab.study import StudyResults
 
-NEEDS = ("tied_weights", "untying")
+NEEDS = ("tied_weights", "untying", "repelling")
 PARTIAL = True
 
-COMPARED = ("CEM no diagonal", "CEM indefinite P", "Llama, K = V", "Llama, Q = O", "Llama")
-"""The models of (b) and (c): both ties, both but for P, either one, none."""
+COMPARED = ("CEM no diagonal", "CEM 2 of 4 repel", "CEM indefinite P", "Llama, K = V", "Llama, Q = O", "Llama")
+"""The models of (b) and (c): both ties, both but for signs or for P, either one, none."""
 
 
 def draw(results: StudyResults) -> Figure:

@@ -2,19 +2,21 @@ r"""T steps down the interaction energy in one Triton kernel, forward and backwa
 
     z_t = norm(x_t) ,   s_ij = (q_i·k_j + z_iᵀ diag(d) u_j)/τ ,   q_i = R_i W_Q z_i
     ℓ_i = log Σ_j exp s_ij ,   p_ij = exp(s_ij − ℓ_i)
-    f_i = Σ_heads [ W_Qᵀ R_iᵀ Σ_j p_ij k_j + d ⊙ Σ_j p_ij u_j ] ,       x_{t+1} = x_t + η_t P f
+    f_i = Σ_heads σ [ W_Qᵀ R_iᵀ Σ_j p_ij k_j + d ⊙ Σ_j p_ij u_j ] ,       x_{t+1} = x_t + η_t P f
 
 One program takes a block of rows of one sequence through all steps, all heads at once (heads are the batch of
 3-dimensional products); x stays in registers. Logits and probabilities exist only as tiles.
 
 The reverse of a step, with g the gradient that arrives at x_{t+1}, v = P g, and λ_i the one that arrives at ℓ_i:
 
-    dp_ij = q(v)_i·k_j + v_iᵀ diag(d) u_j        what an attention weight is worth; q(v) = R_i W_Q v_i
+    dp_ij = σ (q(v)_i·k_j + v_iᵀ diag(d) u_j)    what an attention weight is worth; q(v) = R_i W_Q v_i
     δ_i   = Σ_j p_ij dp_ij                       and Σ_i δ_i is the gradient of η_t
     ds_ij = p_ij (η (dp_ij − δ_i) + λ_i)/τ
     g    ← g + J(x_t) dz ,   dz_i = Σ_heads [ W_Qᵀ R_iᵀ Σ_j ds_ij k_j + d ⊙ Σ_j ds_ij u_j ]      the force with ds for p
-    dk_j  = Σ_t Σ_i ds_ij q_i + η p_ij q(v)_i ,      dW_Q = Σ (R_iᵀ Σ_j p_ij k_j) ⊗ ηv_i + (R_iᵀ Σ_j ds_ij k_j) ⊗ z_i
-    y_j   = Σ_t Σ_i ds_ij z_i + η p_ij v_i ,         du_j = d ⊙ y_j ,   dd = Σ_j u_j ⊙ y_j
+    dk_j  = Σ_t Σ_i ds_ij q_i + η σ p_ij q(v)_i ,    dW_Q = Σ (R_iᵀ Σ_j σ p_ij k_j) ⊗ ηv_i + (R_iᵀ Σ_j ds_ij k_j) ⊗ z_i
+    y_j   = Σ_t Σ_i ds_ij z_i + η σ p_ij v_i ,       du_j = d ⊙ y_j ,   dd = Σ_j u_j ⊙ y_j
+
+σ is −1 for the heads that repel, the last ones, and 1 for the others.
 
 The sums over j are made by the program that owns the rows, those over i and t by the one that owns the keys, the rest by
 matrix products: no atomics, so the same numbers each time. docs/kernels.md has the derivation and the costs.
@@ -165,6 +167,7 @@ class Inputs:
     sin: Tensor | None
     temperature: float
     mask: str
+    repelling: int
     final: bool
 
     @property
@@ -196,6 +199,7 @@ def _constants(inputs: Inputs) -> dict[str, Any]:
         "HEAD_DIM": head_dim,
         "DIAGONAL": 0 if inputs.diagonal is None else inputs.diagonal.ndim,
         "P": preconditioner_kind(inputs.scale, inputs.left),
+        "REPELLING": inputs.repelling,
         "ROTARY": inputs.cos is not None,
         "CAUSAL": inputs.mask == "causal",
         "D": padded(width),
@@ -445,6 +449,8 @@ def _or(tensor: Tensor | None, nothing: Tensor) -> Tensor:
 
 _COMPILED = {
     "plain": {"DIAGONAL": 0, "P": 0, "ROTARY": False},
+    "heads that repel": {"DIAGONAL": 0, "P": 0, "ROTARY": False, "REPELLING": 2},
+    "heads that repel, shared diagonal": {"DIAGONAL": 1, "P": 0, "ROTARY": False, "REPELLING": 2},
     "shared diagonal, rotary, low-rank P": {"DIAGONAL": 1, "P": 2, "ROTARY": True},
     "per-head diagonal, rotary, low-rank P": {"DIAGONAL": 2, "P": 2, "ROTARY": True},
 }
@@ -470,7 +476,8 @@ def compile_cases() -> Iterator[CompileCase]:
                 dtype == "float32" or width > PER_HEAD_WIDTH or (where == "gfx942" and not usual)
             ):
                 continue
-            if (chosen["DIAGONAL"] == 0 and not usual) or (dtype == "float16" and chosen["DIAGONAL"] != 1):
+            once = chosen["DIAGONAL"] == 0 or "REPELLING" in chosen
+            if (once and not usual) or (dtype == "float16" and chosen["DIAGONAL"] != 1):
                 continue
             group = heads if kernel != "backward_keys" or chosen["DIAGONAL"] == 1 else 1
             tile = _tile(cut)
@@ -479,6 +486,7 @@ def compile_cases() -> Iterator[CompileCase]:
                 "WIDTH": width,
                 "HEADS": heads,
                 "HEAD_DIM": width // heads,
+                "REPELLING": 0,
                 "CAUSAL": True,
                 "FINAL": True,
                 "SAVE": True,
@@ -562,6 +570,10 @@ class _Dense:
     def logits(self, z_BND: Tensor) -> Tensor:
         return (self.products(z_BND) / self.inputs.temperature).masked_fill(self.hidden_NJ, -torch.inf)
 
+    def signed(self, w_BHNJ: Tensor) -> Tensor:
+        attracting, repelling = w_BHNJ.tensor_split([w_BHNJ.shape[1] - self.inputs.repelling], 1)
+        return torch.cat([attracting, -repelling], 1)
+
     def read_out(self, w_BHNJ: Tensor) -> Tensor:
         force = torch.einsum("bhnk,hkd->bnd", self.unrotated(w_BHNJ @ self.k_BHJK), self.weight_HKD)
         if self.diagonal is not None:
@@ -583,7 +595,7 @@ def dense_forward(inputs: Inputs, energies: bool, save: bool, forces: bool) -> t
     x, lses, states, fs = inputs.h.to(wide), [], [], []
     for step_size in inputs.step_sizes.to(wide):
         logits = dense.logits(_norm(x)[0])
-        force = dense.read_out(logits.softmax(-1))
+        force = dense.read_out(dense.signed(logits.softmax(-1)))
         x = x + step_size * precondition_dense(force, scale, left, right)
         lses.append(logits.logsumexp(-1))
         states.append(x)
@@ -615,12 +627,12 @@ def dense_backward(inputs: Inputs, grad: Tensor, lse_grad: Tensor, states: Tenso
         z, inverse = _norm(x)
         v = precondition_dense(g, scale, left, right)
         p = dense.logits(z).softmax(-1)
-        dp = dense.products(v)
+        dp = dense.signed(dense.products(v))
         delta = (p * dp).sum(-1, keepdim=True)
         ds = p * (step_size * (dp - delta) + lse_gradient[..., None]) / inputs.temperature
         deltas.append(delta.sum())
         pulls.append(step_size * g)
-        ep = step_size * p
+        ep = dense.signed(step_size * p)
         for weight, vector in ((ep, v), (ds, z)):
             key_grad = key_grad + weight.mT @ dense.queries(vector)
             o = dense.unrotated(weight @ dense.k_BHJK)
@@ -673,6 +685,7 @@ def interaction_descent(
     sin: Tensor | None,
     temperature: float,
     mask: str,
+    repelling: int,
     final: bool,
     energies: bool,
     save: bool,
@@ -688,14 +701,16 @@ def interaction_descent(
         step_sizes: (T,).
         scale, left, right: P, diag(scale) + U Vᵀ + V Uᵀ, or + U Uᵀ where ``right`` is None.
         cos, sin: (N, K), of rotary positions.
+        repelling: so many of the heads, the last ones, have σ = −1.
         final: the log-sum-exp of x_T too, by one more sweep, and then x_T among the states.
         energies: whether the log-sum-exps are wanted; the backward needs them, so ``save`` includes them.
         save, forces: whether the states and forces are wanted; the backward needs the first, and the second for P.
         fused: one launch for all steps, or one for each.
 
-    Differentiable in x_T and the log-sum-exps, (T, B, H, N), once; the energy is ``−τ Σ_k`` of them.
+    Differentiable in x_T and the log-sum-exps, (T, B, H, N), once; the energy is ``−τ Σ_k σ_k`` of them.
     """
-    inputs = Inputs(h, u, k, query_weight, diagonal, step_sizes, scale, left, right, cos, sin, temperature, mask, final)
+    tensors = h, u, k, query_weight, diagonal, step_sizes, scale, left, right, cos, sin
+    inputs = Inputs(*tensors, temperature, mask, repelling, final)
     if h.is_cuda or INTERPRETED:
         return launch_forward(inputs, energies, save, forces, fused)
     return dense_forward(inputs, energies, save, forces)
@@ -730,11 +745,13 @@ def interaction_descent_backward(
     sin: Tensor | None,
     temperature: float,
     mask: str,
+    repelling: int,
     final: bool,
     fused: bool,
 ) -> list[Tensor]:
     """The gradients of ``interaction_descent``, in the order of ``Gradients``, those that are None left out."""
-    inputs = Inputs(h, u, k, query_weight, diagonal, step_sizes, scale, left, right, cos, sin, temperature, mask, final)
+    tensors = h, u, k, query_weight, diagonal, step_sizes, scale, left, right, cos, sin
+    inputs = Inputs(*tensors, temperature, mask, repelling, final)
     if h.is_cuda or INTERPRETED:
         gradients = launch_backward(inputs, grad, lse_grad, lse, states, saved_forces, fused)
     else:
@@ -767,7 +784,7 @@ def _setup(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
 
 
-_PLAIN = ("temperature", "mask", "final")
+_PLAIN = ("temperature", "mask", "repelling", "final")
 
 
 def _backward(ctx, grad, lse_grad, *_):

@@ -203,6 +203,15 @@ def visible(rows, keys, N, CAUSAL: tl.constexpr):
 
 
 @triton.jit
+def signed(w, heads, HEADS: tl.constexpr, REPELLING: tl.constexpr):
+    """``σ_k w^k``, (H, ...): minus that of the last REPELLING of the HEADS."""
+    if REPELLING == 0:
+        return w
+    else:
+        return tl.where((heads >= HEADS - REPELLING)[:, None, None], -w, w)
+
+
+@triton.jit
 def products(
     q,
     z,
@@ -339,6 +348,7 @@ def forward_kernel(
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIAGONAL: tl.constexpr,  # 0 none, 1 shared, 2 per head
+    REPELLING: tl.constexpr,  # so many of the heads, the last ones
     P: tl.constexpr,
     ROTARY: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -396,7 +406,7 @@ def forward_kernel(
                 total = total * shrink + tl.sum(p, 2)
                 o = o * shrink[:, :, None] + dot(cast(p, DTYPE), k, ACC, PRECISION)
                 pivot = higher
-            o = o / total[:, :, None]
+            o = signed(o / total[:, :, None], heads, HEADS, REPELLING)
             lse = pivot + tl.log2(total)
             force = read_out(
                 o, weights, turned, cos_ptr, sin_ptr, here, N, ROTARY, HEAD_DIM, D, WHOLE, DTYPE, ACC, PRECISION
@@ -416,7 +426,7 @@ def forward_kernel(
                     q, z, k, u, diagonal_ptr + zero, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
                 )
                 see = visible(here, keys, N, CAUSAL)[None, :, :] & (heads < HEADS)[:, None, None]
-                p = tl.where(see, tl.exp2(s * SCALE - lse[:, :, None]), 0.0)
+                p = signed(tl.where(see, tl.exp2(s * SCALE - lse[:, :, None]), 0.0), heads, HEADS, REPELLING)
                 o += dot(cast(p, DTYPE), k, ACC, PRECISION)
                 force += diagonal_read_out(
                     p, u, diagonal_ptr + zero, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
@@ -483,6 +493,7 @@ def backward_rows_kernel(
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIAGONAL: tl.constexpr,
+    REPELLING: tl.constexpr,
     P: tl.constexpr,
     ROTARY: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -556,12 +567,14 @@ def backward_rows_kernel(
             dp = products(
                 qv, v, k, u, diagonal_ptr + zero, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
             )
+            dp = signed(dp, heads, HEADS, REPELLING)
             delta += tl.sum(p * dp, 2)
             o += dot(cast(p, DTYPE), k, ACC, PRECISION)
             if DIAGONAL == 0:
                 c += dot(cast(p * dp, DTYPE), k, ACC, PRECISION)
         tl.store(delta_ptr + slot * HEADS * N + here_offsets, delta, mask=here_mask)
-        store_heads(outer_ptr + slot * stride, cast(o * step, DTYPE), here, N, heads, HEADS, HEAD_DIM, H, K)
+        moved = cast(signed(o, heads, HEADS, REPELLING) * step, DTYPE)
+        store_heads(outer_ptr + slot * stride, moved, here, N, heads, HEADS, HEAD_DIM, H, K)
         if DIAGONAL == 0:
             # one sweep: Σ_j ds k needs δ only as a factor of Σ_j p k
             c = ((c - delta[:, :, None] * o) * step + lse_grad[:, :, None] * o) * INVERSE
@@ -582,6 +595,7 @@ def backward_rows_kernel(
                 dp = products(
                     qv, v, k, u, diagonal_ptr + zero, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
                 )
+                dp = signed(dp, heads, HEADS, REPELLING)
                 ds = p * ((dp - delta[:, :, None]) * step + lse_grad[:, :, None]) * INVERSE
                 c += dot(cast(ds, DTYPE), k, ACC, PRECISION)
                 dz += diagonal_read_out(
@@ -619,6 +633,7 @@ def backward_keys_kernel(
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIAGONAL: tl.constexpr,
+    REPELLING: tl.constexpr,
     CAUSAL: tl.constexpr,
     GROUP: tl.constexpr,  # heads of a program
     D: tl.constexpr,
@@ -671,8 +686,9 @@ def backward_keys_kernel(
             dp = products(
                 qv, v.to(ACC), k, u, diagonal_ptr, columns, heads, DIAGONAL, WIDTH, HEADS, DTYPE, ACC, PRECISION
             )
+            dp = signed(dp, heads, HEADS, REPELLING)
             ds = p * ((dp - delta[:, :, None]) * step + lse_grad[:, :, None]) * INVERSE
-            p *= step
+            p = signed(p, heads, HEADS, REPELLING) * step
             key_grad += dot(tl.permute(cast(p, DTYPE), (0, 2, 1)), qv, ACC, PRECISION)
             key_grad += dot(tl.permute(cast(ds, DTYPE), (0, 2, 1)), q, ACC, PRECISION)
             if DIAGONAL > 0:

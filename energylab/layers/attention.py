@@ -133,8 +133,6 @@ class CEMAttention(EnergyLayer):
     def _why_no_fused(self, h: Tensor) -> str | None:
         from energylab.kernels.interaction import why_not_shape
 
-        if self.repelling_heads:
-            return "the fused kernel adds up heads that all attract"
         rank = 0 if (left := self.preconditioner.parts()[1]) is None else left.shape[1]
         per_head = self.diagonal is not None and self.diagonal.ndim == 2
         return why_not_shape(operand_dtype(h), h.device, self.heads, self.head_dim, self.width, rank, per_head)
@@ -164,12 +162,15 @@ class CEMAttention(EnergyLayer):
             sin,
             self.temperature,
             self.mask,
+            self.repelling_heads,
             final,
             energies=energies,
             save=save or record,
             forces=record or (save and scale is not None),
             fused=True,
         )
+        if self.repelling_heads:
+            lse = lse * self.sign.to(lse.dtype)[:, None]
         energy = -self.temperature * lse.sum(2).to(h.dtype)
         if not record:
             return Descent(output, energy)

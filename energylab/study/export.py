@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -136,20 +136,24 @@ def _contents(source: Path, provenance: Mapping[str, Any], whole: bool) -> dict[
     return contents
 
 
-def _holds(directory: Path, contents: Mapping[str, bytes], more: bool = False) -> bool:
-    """Whether a directory is a sound run of these files; with `more`, it may have its weights as well."""
+def _holds(directory: Path, contents: Mapping[str, bytes], ignore: Sequence[str] = ()) -> bool:
+    """Whether a directory is a sound run of these files, but for those to ignore."""
     with contextlib.suppress(Damaged):
         present = check_run(directory)
         if present is not None:
-            own = {name for name in present["files"] if name in contents or not more or name != WEIGHTS}
-            return own == set(contents) and all(present["files"][name] == checksum(contents[name]) for name in own)
+            wanted = {name: checksum(content) for name, content in contents.items() if name not in ignore}
+            return wanted == {name: digest for name, digest in present["files"].items() if name not in ignore}
     return False
 
 
 def _holder(target: Path, contents: Mapping[str, bytes]) -> str | None:
-    """The study beside that of `target` which holds the same run."""
+    """The study beside that of `target` which holds the same run, with its weights if they are wanted.
+
+    The name is a hash of the config, whose file may have got new fields at their defaults.
+    """
+    ignore = [CONFIG] if WEIGHTS in contents else [CONFIG, WEIGHTS]
     for other in sorted(target.parent.parent.glob(f"*/{target.name}")):
-        if other != target and _holds(other, contents, more=True):
+        if other != target and _holds(other, contents, ignore):
             return other.parent.name
     return None
 

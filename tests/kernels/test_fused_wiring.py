@@ -12,6 +12,7 @@ LAYERS = {
     "plain": {},
     "shared, rotary, diagonal P": {"diagonal": "shared", "rotary": True, "preconditioner": "diagonal"},
     "per head, low-rank P": {"diagonal": "per_head", "preconditioner": "diagonal_low_rank", "rank": 2},
+    "shared, rotary, a head repels": {"diagonal": "shared", "rotary": True, "repelling_heads": 1},
     "positive P, independent": {
         "diagonal": "shared",
         "preconditioner": "diagonal_low_rank_positive",

@@ -25,6 +25,7 @@ OPTIONS = {
     "diagonal": ["none", "shared", "per_head"],
     "preconditioner": ["none", "diagonal", "diagonal_low_rank", "diagonal_low_rank_positive"],
     "heads": [(2, None), (4, 8), (3, 16)],
+    "repelling": [False, True],
     "rotary": [False, True],
     "mask": ["causal", "independent"],
     "temperature": [None, 0.7],
@@ -52,6 +53,8 @@ def make_layers(row: dict) -> tuple[CEMAttention, CEMAttention]:
         "diagonal": row["diagonal"],
         "rotary": row["rotary"],
         "mask": row["mask"],
+        # never half of them: with one token a shared diagonal would cancel, and its gradient be nothing but rounding
+        "repelling_heads": max(heads - 1, 2) if row["repelling"] else 0,
         "temperature": row["temperature"],
         "preconditioner": row["preconditioner"],
         "rank": 4,

@@ -17,6 +17,7 @@ LAYERS = {
         CEMAttention,
         {"diagonal": "per_head", "preconditioner": "diagonal_low_rank", "rank": 4, "history": "refreshed"},
     ),
+    "shared, a head repels": (CEMAttention, {"diagonal": "shared", "repelling_heads": 1}),
     "shared, independent": (CEMAttention, {"diagonal": "shared", "mask": "independent"}),
     "MLP": (CEMMLP, {"preconditioner": "diagonal_low_rank", "rank": 4}),
     "MLP, quadratic, refreshed, Nesterov": (
