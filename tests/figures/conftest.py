@@ -124,6 +124,12 @@ MODELS: dict[str, dict[tuple[str, int | None], tuple[float, int, float]]] = {
         ("CEM P diagonal low rank", 2): (0.0204, 53_957, 18.2),
         ("CEM P diagonal low rank positive", 2): (0.0209, 51_909, 17.0),
     },
+    "recursion_by_part": {
+        ("CEM", 1): (0.0248, 49_605, 9.1),
+        ("CEM T = 2 in attention", 1): (0.0226, 49_605, 12.8),
+        ("CEM T = 2 in the MLP", 1): (0.0255, 49_605, 12.1),
+        ("CEM", 2): (0.0208, 49_605, 15.9),
+    },
     "looping": {
         ("CEM", 1): (0.0248, 49_605, 9.1),
         ("CEM", 2): (0.0208, 49_605, 15.9),
