@@ -24,7 +24,8 @@ from torch.nn import functional as F
 from energylab.energies import ConditionalEnergy, ElementwiseEnergy
 from energylab.kernels.available import INTERPRETED
 from energylab.kernels.common import TRITON_DTYPES, CompileCase, accumulator, cast
-from energylab.kernels.elementwise import ACTIVATIONS, SECOND_DERIVATIVE, activation, potential, slope
+from energylab.kernels.elementwise import ACTIVATIONS, SECOND_DERIVATIVE
+from energylab.kernels.elementwise_kernels import activation, potential, slope
 
 # --- kernels ---------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,8 @@ import triton
 import triton.language as tl
 
 from energylab.kernels import elementwise
-from energylab.kernels.elementwise import Configuration, activation, potential, slope
+from energylab.kernels.elementwise import Configuration
+from energylab.kernels.elementwise_kernels import activation, potential, slope
 
 pytestmark = pytest.mark.interpreter
 
