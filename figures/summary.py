@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from energylab.plotting import plots, tables
-from energylab.plotting.style import style
+from energylab.plotting.style import INK, style
 from energylab.plotting.tradeoff import tradeoff, tradeoff_points
 
 if TYPE_CHECKING:
@@ -50,7 +50,12 @@ def draw(results: StudyResults) -> Figure:
         counts = plots.descent_of_layer(energy, descent[descent["block"] == last])
         energy.set_ylabel("$E(z_t) - E(z_0)$")
         energy.set_title(f"Energy, block {last} attention")
-        tradeoff(cost, tradeoff_points(results, "parameters"), "parameters", by_study=False, named=False)
+        points = tradeoff_points(results, "parameters")
+        tradeoff(cost, points, "parameters", by_study=False, named=False)
+        ringed = points[points["variant"].str.contains("repel")]
+        if len(ringed):
+            ring = {"linestyle": "", "marker": "o", "markersize": 6, "markerfacecolor": "none", "markeredgewidth": 0.7}
+            cost.plot(ringed["parameters"] / 1e3, ringed["mean"], color=INK, label="heads that repel", zorder=4, **ring)
         cost.set_title("Error against size")
         counts |= {n for summary in summaries for n in summary["n"]}
         what = (

@@ -92,9 +92,9 @@ def tradeoff(axes: Axes, points: pd.DataFrame, cost: str, *, by_study: bool = Tr
     left, right = float(np.min(points[cost])) / unit, float(np.max(points[cost])) / unit
     room = max((right / left) ** 0.05, 1.05)
     axes.set_xlim(left / room**2, right * room)
-    for axis in (axes.xaxis, axes.yaxis):
+    for axis, range_of_many in ((axes.xaxis, 6), (axes.yaxis, 10)):  # numbers stand closer below each other than beside
         start, end = axis.get_view_interval()
-        within = (1, 1.5, 2, 3, 4, 5, 6, 8) if end / start < 6 else (1, 2, 5)
+        within = (1, 1.5, 2, 3, 4, 5, 6, 8) if end / start < range_of_many else (1, 2, 5)
         plots.plain_log_ticks(axis, within)
         axis.set_minor_locator(NullLocator())
     axes.set_xlabel(label)
