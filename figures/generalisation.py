@@ -70,10 +70,10 @@ def draw(results: StudyResults) -> Figure:
             color=INK,
             linestyle="",
             marker="D",
-            markerfacecolor="white",
+            markerfacecolor="none",
             markersize=4,
             label="Bayes, training prior",
-            zorder=1.5,
+            zorder=4,
         )
         for row in range(1, len(conditions)):
             axes.axhline(row - 0.5, color=NEUTRAL, linewidth=0.3, alpha=0.5)
