@@ -19,6 +19,7 @@ VARIANTS = {
     "rotary": {"positions": "rotary"},
     "refreshed": {"history": "refreshed", "recursions": 3},
     "a step size each, temperature": {"step_sizes": "per_step", "temperature": 2.0},
+    "heads repel, looped": {"repelling_heads": 1, "loops": 2},
     "preconditioned": {"preconditioner": "diagonal_low_rank", "rank": 4},
     "gaussian": {"head": "gaussian"},
 }
@@ -149,3 +150,10 @@ def test_recomputing_changes_memory_and_no_number():
         model(x, y).square().sum().backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     assert all(torch.equal(kept, again) for kept, again in zip(*gradients, strict=True))
+
+
+def test_signs_are_no_parameters() -> None:
+    models = [InContextRegressor(ModelConfig(width=8, heads=2, repelling_heads=heads)) for heads in (0, 1)]
+    assert count_parameters(models[0]) == count_parameters(models[1])
+    assert models[0].state_dict().keys() == models[1].state_dict().keys()
+    assert models[1].layers[0].sign.tolist() == [1, -1]

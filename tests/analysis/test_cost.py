@@ -48,7 +48,7 @@ def test_parts_add_up(options):
 
 @pytest.mark.parametrize("diagonal", ["none", "shared", "per_head"])
 def test_tied_weights_are_half_and_two_thirds(diagonal):
-    config = ModelConfig(diagonal=diagonal, preconditioner="diagonal")
+    config = ModelConfig(diagonal=diagonal, preconditioner="diagonal", repelling_heads=2)
     cem, llama = parameters(config), parameters(llama_like(config))
     assert 2 * cem.attention_weights == llama.attention_weights
     assert 3 * cem.mlp_weights == 2 * llama.mlp_weights

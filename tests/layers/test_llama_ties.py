@@ -42,3 +42,5 @@ def test_bad_ties_are_named() -> None:
         ModelConfig(attention="llama", tie="all")
     with pytest.raises(ValueError, match=r"tie: expected none, .*got 'both'"):
         ModelConfig(tie="both")
+    with pytest.raises(ValueError, match=r"repelling_heads: expected 0, since only cem attention has them, got 1"):
+        ModelConfig(attention="llama", repelling_heads=1)
