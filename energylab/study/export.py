@@ -103,11 +103,12 @@ def export_study(folder: Path, output: Path, weights: Weights = "one") -> Export
         whole = weights == "all" or (weights == "one" and first)
         contents = _contents(directory, provenance, whole)
         target = output / directory.name
-        if (other := _holder(target, contents)) is not None:
-            shared[target.name] = other
-            shutil.rmtree(target, ignore_errors=True)
-        elif _holds(target, contents):
+        if _holds(target, contents):
+            shared.pop(target.name, None)
             unchanged.append(target.name)
+        # a copy that is there stays there: other studies may point to it
+        elif not target.exists() and (other := _holder(target, contents)) is not None:
+            shared[target.name] = other
         else:
             shared.pop(target.name, None)
             _write_run(target, contents, provenance)
