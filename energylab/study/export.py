@@ -79,7 +79,7 @@ def export_study(folder: Path, output: Path, weights: Weights = "one") -> Export
     missing, damaged = [], []
     places = {path.name: path for path in run_directories(folder)}
     for name in study["runs"]:
-        directory = places.get(name, folder / name)
+        directory = places[name] if name in places else folder / name
         try:
             provenance = check_run(directory)
         except Damaged as error:
