@@ -40,12 +40,10 @@ class Tested:
             table = pq.ParquetFile(pa.BufferReader(read_checked(directory, provenance, EVALUATION))).read()
         except (OSError, ValueError) as error:
             raise Damaged(directory, f"{EVALUATION} is not readable Parquet ({one_line(error)})") from error
-        # what was exported is in single precision, but means and differences are not to be
-        table = table.cast(
-            pa.schema(
-                [field.with_type(pa.float64()) if field.type == pa.float32() else field for field in table.schema]
-            )
-        )
+        # seven digits, which is what an export keeps, so that figures are the same from both; then wide, for means
+        for kind in (pa.float32(), pa.float64()):
+            fields = [field.with_type(kind) if pa.types.is_floating(field.type) else field for field in table.schema]
+            table = table.cast(pa.schema(fields))
         labels = [name for name in ("variant", "T", "seed") if name in table.column_names]
         return cls(
             run=directory.name,

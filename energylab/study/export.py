@@ -30,7 +30,7 @@ from energylab.study.files import (
     write_provenance,
     write_signed,
 )
-from energylab.study.store import check_run, label, load_run, parquet, read_config, read_table
+from energylab.study.store import check_run, label, load_run, parquet, read_config, read_table, seven_digits
 
 Weights = Literal["none", "one", "all"]
 """Whose weights are exported: nobody's, those of the smallest seed of each (variant, T), or everybody's."""
@@ -129,11 +129,11 @@ def _contents(source: Path, provenance: Mapping[str, Any], whole: bool) -> dict[
     ]
     contents = {name: read_checked(source, provenance, name) for name in (CONFIG, *weights)}
     # written anew, so that those of an older version become as small
-    contents |= {name: parquet(_single(read_table(source, provenance, name))) for name in tables}
+    contents |= {name: parquet(seven_digits(read_table(source, provenance, name))) for name in tables}
     if CIRCUITS not in contents and WEIGHTS in provenance["files"]:  # of a run from before there was this table
         run = load_run(source)
         found = circuits(run.model)
-        contents[CIRCUITS] = parquet(_single(pd.concat([label(run.config, len(found)), found], axis=1)))
+        contents[CIRCUITS] = parquet(seven_digits(pd.concat([label(run.config, len(found)), found], axis=1)))
     return contents
 
 
@@ -170,8 +170,3 @@ def _write_run(target: Path, contents: Mapping[str, bytes], provenance: Mapping[
     if target.exists():
         shutil.rmtree(target)
     partial.rename(target)
-
-
-def _single(table: pd.DataFrame) -> pd.DataFrame:
-    """The table in single precision, seven digits and half the bytes: no seed agrees with another to more than two."""
-    return table.astype({column: "float32" for column, kind in table.dtypes.items() if kind == "float64"})
