@@ -60,6 +60,8 @@ class ModelConfig:
     """Times that each block is applied, one after the other, with the same weights: recursion around a block, not in it."""
     step_sizes: str = "shared"
     """``shared``, one η for all steps of a layer, or ``per_step``."""
+    initial_step_size: float | None = None
+    """η of every step where training starts; 1/T by default."""
     recompute: bool = False
     """Keep only the x_t for the backward and compute each step again: less memory, more time, the same numbers."""
     temperature: float | None = None
@@ -98,6 +100,10 @@ class ModelConfig:
         if not isinstance(self.recompute, bool):
             raise ValueError(f"recompute: expected true or false, got {self.recompute!r}")
         check_choice("step_sizes", self.step_sizes, ("shared", "per_step"))
+        size = self.initial_step_size
+        number = isinstance(size, int | float) and not isinstance(size, bool)
+        if size is not None and not (number and 0 < size < math.inf):
+            raise ValueError(f"initial_step_size: expected a positive number, got {size!r}")
         check_choice("positions", self.positions, ("none", "rotary"))
         check_choice("head", self.head, ("point", "gaussian"))
         token_layout(self.tokens)
@@ -257,10 +263,11 @@ def _mlp(config: ModelConfig) -> nn.Module | None:
 
 def _descent(config: ModelConfig, recursions: int) -> dict[str, Any]:
     """What both layers are told alike of how they descend."""
+    step_size = config.initial_step_size or 1 / recursions
     return {
         "preconditioner": config.preconditioner,
         "rank": config.rank,
-        "step_size": [1 / recursions] * recursions if config.step_sizes == "per_step" else None,
+        "step_size": [step_size] * recursions if config.step_sizes == "per_step" else step_size,
         "update_rule": config.update_rule,
         "backend": config.backend,
     }

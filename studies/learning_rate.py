@@ -1,14 +1,25 @@
-"""Does the gain of a second step survive a tuned learning rate? T = 1, T = 2 and Llama at several rates, at full length."""
+"""How fair one learning rate is: the models of the main comparisons at several rates, at full length."""
 
 from energylab.models import ModelConfig
 from energylab.study import RunConfig, Study
 from energylab.training import TrainingConfig
 
-# (variant, T): the model, and its rates; 2e-3 is that of the recursion study, whose training is taken over
+PLAIN = dict(recursions=1, diagonal="none")
+LOOPED = dict(recursions=1, loops=2)
+LLAMA = dict(attention="llama", mlp="llama")
+
+# (variant, T): the model, and its rates, where short sweeps put its best; 2e-3 is that of the other studies, whose
+# training is taken over
 MODELS = {
     ("CEM", 1): (dict(recursions=1), (2e-3, 4e-3, 8e-3)),
     ("CEM", 2): (dict(recursions=2), (2e-3, 4e-3, 8e-3)),
-    ("Llama", None): (dict(attention="llama", mlp="llama"), (1e-3, 2e-3, 4e-3)),
+    ("CEM no diagonal", 1): (PLAIN, (2e-3, 4e-3, 8e-3)),
+    ("CEM 2 of 4 repel", 1): (PLAIN | dict(repelling_heads=2), (2e-3, 4e-3, 8e-3)),
+    ("CEM looped block", 1): (LOOPED, (2e-3, 4e-3, 8e-3)),
+    ("CEM looped block, 2 of 4 repel", 1): (LOOPED | dict(repelling_heads=2), (2e-3, 4e-3, 8e-3)),
+    ("Llama attention, CEM MLP", 1): (PLAIN | dict(attention="llama"), (1e-3, 2e-3, 4e-3)),
+    ("Llama", None): (LLAMA, (1e-3, 2e-3, 4e-3)),
+    ("Llama looped block", None): (LLAMA | dict(loops=2), (1e-3, 2e-3, 4e-3)),
 }
 
 

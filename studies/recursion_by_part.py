@@ -1,4 +1,6 @@
-"""Which layers gain from a second step? T = 2 in attention alone, in the MLP alone, in both."""
+"""Which layers gain from a second step? T = 2 in attention alone, in the MLP alone, in both; and T = 1 with the shorter
+step in which training starts at T = 2.
+"""
 
 from energylab.models import ModelConfig
 from energylab.study import RunConfig, Study
@@ -8,6 +10,7 @@ from energylab.training import TrainingConfig
 # (variant, T): the model, and its learning rate, chosen by `energylab run recursion_by_part --tune`
 MODELS = {
     ("CEM", 1): (dict(recursions=1), 2e-3),
+    ("CEM first step 1/2", 1): (dict(recursions=1, initial_step_size=0.5), 2e-3),
     ("CEM T = 2 in attention", 1): (dict(recursions=1, attention_recursions=2), 2e-3),
     ("CEM T = 2 in the MLP", 1): (dict(recursions=1, mlp_recursions=2), 2e-3),
     ("CEM", 2): (dict(recursions=2), 2e-3),

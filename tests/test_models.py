@@ -127,6 +127,7 @@ def test_the_gaussian_head_gives_a_variance():
         ({"rank": 100, "preconditioner": "diagonal_low_rank"}, "rank: expected 1 to the width 64, got 100"),
         ({"step_sizes": "two"}, "step_sizes: expected one of shared, per_step, got 'two'"),
         ({"temperature": -1.0}, "temperature: expected a positive number, got -1.0"),
+        ({"initial_step_size": 0}, "initial_step_size: expected a positive number, got 0"),
         ({"history": "old"}, "history: expected one of fixed, refreshed, got 'old'"),
         ({"positions": "rotary", "width": 12, "heads": 4}, "head_dim: expected an even number"),
     ],
@@ -157,3 +158,13 @@ def test_signs_are_no_parameters() -> None:
     assert count_parameters(models[0]) == count_parameters(models[1])
     assert models[0].state_dict().keys() == models[1].state_dict().keys()
     assert models[1].layers[0].sign.tolist() == [1, -1]
+
+
+def test_the_first_step_size_is_one_over_T_unless_told() -> None:
+    def step_sizes(**options) -> list[float]:
+        model = InContextRegressor(ModelConfig(width=8, heads=2, recursions=2, mlp_recursions=4, **options))
+        return [layer.step_size.tolist() for layer in model.layers[:2]]
+
+    assert step_sizes() == [0.5, 0.25]
+    assert step_sizes(initial_step_size=0.125) == [0.125, 0.125]
+    assert step_sizes(initial_step_size=0.125, step_sizes="per_step") == [[0.125] * 2, [0.125] * 4]

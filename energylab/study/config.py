@@ -25,7 +25,7 @@ EXECUTION_FIELDS = ("device", "log_every", "save_every")
 # does what was done before there was the field. So a new field renames no stored run. Such a default stays for ever.
 LATER_FIELDS = {
     "": ("conditions", "test_recursions"),  # of the run itself
-    "model": ("loops", "step_sizes", "temperature", "tie", "recompute", "repelling_heads"),
+    "model": ("loops", "step_sizes", "temperature", "tie", "recompute", "repelling_heads", "initial_step_size"),
     # these change no weight; but a finished run is never done again, so what else it records must be part of its name
     "training": ("trace_every", "snapshots"),
     "prior": ("max_points",),
