@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from energylab.cli import COMMANDS, main
-from energylab.study import load_results, load_run, store
+from energylab.study import load_results, load_run, load_study, store
 
 STUDY = '''
 from energylab.models import ModelConfig
@@ -230,7 +230,10 @@ def test_export_of_weights(project: Path, capsys) -> None:
     assert not list((project / "studies/results").rglob(store.TRACES))
     (project / "runs/tiny").rename(project / "runs/tiny-tuning")
     assert energylab("export tiny-tuning --output sweeps") == 0
+    assert {path.name for path in (project / "sweeps").rglob("*.parquet")} == {store.EVALUATION}
     assert not list((project / "sweeps").rglob(store.WEIGHTS))
+    assert len(load_results("sweeps/tiny-tuning")["run"].unique()) == 4
+    assert load_study("sweeps/tiny-tuning").training.empty
 
 
 def saved_step(directory: Path) -> int:

@@ -27,7 +27,7 @@ class ExportOptions:
     output: Path = project.EXPORTED
     """Folder to copy to; the study gets a folder of its name in it."""
     weights: Literal["auto", "none", "one", "all"] = "auto"
-    """Whose weights: nobody's, one seed's of each model, or everybody's; auto is one, but none of a tuning sweep."""
+    """Whose weights: nobody's, one seed's of each model, or everybody's; auto is one, but none of a sweep of --tune."""
 
 
 def describe(words: Sequence[str]) -> int:
@@ -83,22 +83,24 @@ _STATUS_HEADER = ("run", "state", "step", "loss", "")
 def export(words: Sequence[str]) -> int:
     description = """Copy what figures need from the runs of the latest `energylab run STUDY`, small enough for git.
 
-That is the tables of every finished run, and the weights of one seed of each model.
+That is the tables of every finished run, and the weights of one seed of each model; of a sweep of --tune the errors alone.
 
 Example:
   energylab export recursion"""
     word, _, options = parse("export", words, ExportOptions, description)
 
-    from energylab.study.export import export_study
+    from energylab.study.export import TABLES, export_study
+    from energylab.study.files import EVALUATION
 
     folder = project.results_folder(word, options.results)
     output = options.output / folder.name
     project.check_writable("--output", output)
+    sweep = folder.name.endswith("-tuning")
     weights = options.weights
     if weights == "auto":
-        weights = "none" if folder.name.endswith("-tuning") else "one"
+        weights = "none" if sweep else "one"
     with project.problems():
-        done = export_study(folder, output, weights)
+        done = export_study(folder, output, weights, (EVALUATION,) if sweep else TABLES)
     exported = len(done.copied) + len(done.unchanged) + len(done.shared)
     print(f"{output}: {exported} runs, {len(done.copied)} of them new, {done.size / 1e6:.2f} MB")
     if done.shared:

@@ -52,7 +52,10 @@ class Exported:
     """Bytes of the exported study."""
 
 
-def export_study(folder: Path, output: Path, weights: Weights = "one") -> Exported:
+TABLES = (METRICS, EVALUATION, DESCENT, TEST_TIME, LEARNING, CIRCUITS)
+
+
+def export_study(folder: Path, output: Path, weights: Weights = "one", tables: Sequence[str] = TABLES) -> Exported:
     """Copy what figures need of a study's latest runs: the tables, and the weights that `weights` says.
 
     Tables keep seven digits. Raw traces stay behind: the weights give them back (`RunResults.traces`). The exported folder
@@ -101,7 +104,7 @@ def export_study(folder: Path, output: Path, weights: Weights = "one") -> Export
     for directory, config, provenance in finished:
         first = config.seed == first_seed[config.variant, config.recursions]
         whole = weights == "all" or (weights == "one" and first)
-        contents = _contents(directory, provenance, whole)
+        contents = _contents(directory, provenance, tables, whole)
         target = output / directory.name
         if _holds(target, contents):
             shared.pop(target.name, None)
@@ -121,16 +124,15 @@ def export_study(folder: Path, output: Path, weights: Weights = "one") -> Export
     return Exported(tuple(copied), tuple(unchanged), shared, tuple(missing), tuple(damaged), size)
 
 
-def _contents(source: Path, provenance: Mapping[str, Any], whole: bool) -> dict[str, bytes]:
+def _contents(source: Path, provenance: Mapping[str, Any], tables: Sequence[str], whole: bool) -> dict[str, bytes]:
     """The files of an exported run."""
     weights = [WEIGHTS] if whole else []  # and no snapshots: each is as large as the weights
-    tables = [
-        name for name in (METRICS, EVALUATION, DESCENT, TEST_TIME, LEARNING, CIRCUITS) if name in provenance["files"]
-    ]
+    present = [name for name in tables if name in provenance["files"]]
     contents = {name: read_checked(source, provenance, name) for name in (CONFIG, *weights)}
     # written anew, so that those of an older version become as small
-    contents |= {name: parquet(seven_digits(read_table(source, provenance, name))) for name in tables}
-    if CIRCUITS not in contents and WEIGHTS in provenance["files"]:  # of a run from before there was this table
+    contents |= {name: parquet(seven_digits(read_table(source, provenance, name))) for name in present}
+    # of a run from before there was this table
+    if CIRCUITS in tables and CIRCUITS not in contents and WEIGHTS in provenance["files"]:
         run = load_run(source)
         found = circuits(run.model)
         contents[CIRCUITS] = parquet(seven_digits(pd.concat([label(run.config, len(found)), found], axis=1)))

@@ -254,6 +254,7 @@ class StudyResults:
     errors: pd.DataFrame
     """As `load_results`."""
     descent: pd.DataFrame
+    """Empty, as the next one, where the runs are the exported ones of a sweep of learning rates."""
     training: pd.DataFrame
     learning: pd.DataFrame = field(default_factory=pd.DataFrame)
     """Empty, without columns, where no run recorded any."""
@@ -309,11 +310,11 @@ def load_study(
         note=str(read_study(folder).get("note", "")),
         source=folder.as_posix(),
         errors=errors_table([Tested.read(*run) for run in loaded], name),
-        descent=_concatenate([_labelled(run, name, DESCENT) for run in loaded]),
-        training=_concatenate([_labelled(run, name, METRICS) for run in loaded]),
-        learning=_concatenate([_labelled(run, name, LEARNING) for run in loaded if LEARNING in run[2]["files"]]),
-        test_time=_concatenate([_labelled(run, name, TEST_TIME) for run in loaded if TEST_TIME in run[2]["files"]]),
-        circuits=_concatenate([_labelled(run, name, CIRCUITS) for run in loaded if CIRCUITS in run[2]["files"]]),
+        descent=_tables(loaded, name, DESCENT),
+        training=_tables(loaded, name, METRICS),
+        learning=_tables(loaded, name, LEARNING),
+        test_time=_tables(loaded, name, TEST_TIME),
+        circuits=_tables(loaded, name, CIRCUITS),
     )
 
 
@@ -417,6 +418,11 @@ def _warn_of_misplaced_files(folder: Path) -> None:
 
 def _study_name(folder: Path) -> str:
     return read_study(folder).get("name", folder.resolve().name)
+
+
+def _tables(loaded: Sequence[_Loaded], study: str, name: str) -> pd.DataFrame:
+    """A table of all runs that have it."""
+    return _concatenate([_labelled(run, study, name) for run in loaded if name in run[2]["files"]])
 
 
 def _labelled(run: _Loaded, study: str, name: str) -> pd.DataFrame:
