@@ -14,6 +14,7 @@ MODELS = {
     ("CEM no diagonal", 1): (CEM, 2e-3),
     ("CEM 1 of 4 repels", 1): (CEM | dict(repelling_heads=1), 2e-3),
     ("CEM 2 of 4 repel", 1): (CEM | dict(repelling_heads=2), 2e-3),
+    ("CEM 4 of 4 repel", 1): (CEM | dict(repelling_heads=4), 2e-3),
     ("CEM 2 of 4 repel", 2): (CEM | dict(repelling_heads=2, recursions=2), 2e-3),
     ("CEM 2 of 4 repel, equal parameters", 1): (CEM | dict(repelling_heads=2, width=84, hidden=168), 2e-3),
     ("CEM looped block", 1): (LOOPED, 2e-3),
@@ -25,7 +26,7 @@ MODELS = {
 
 
 def study(steps: int = 10_000, seeds: int = 3, tune: bool = False, debug: bool = False) -> Study:
-    """CEM layers with none, one and two of four heads that repel, in one step, two steps and a looped block.
+    """CEM layers with none, one, two and all of four heads that repel, in one step, two steps and a looped block.
 
     Args:
         steps: Optimiser steps of each run.
