@@ -1,4 +1,4 @@
-"""Heads that repel: excess MSE with none, one and two of four, in one step, two steps and a looped block, and the
+"""Heads that repel: excess MSE with none, one, two and all of four, in one step, two steps and a looped block, and the
 difference to the model of the same parameters whose heads all attract, paired by seed.
 """
 

@@ -126,6 +126,7 @@ MODELS: dict[str, dict[tuple[str, int | None], tuple[float, int, float]]] = {
     },
     "recursion_by_part": {
         ("CEM", 1): (0.0248, 49_605, 9.1),
+        ("CEM first step 1/2", 1): (0.0240, 49_605, 9.1),
         ("CEM T = 2 in attention", 1): (0.0226, 49_605, 12.8),
         ("CEM T = 2 in the MLP", 1): (0.0255, 49_605, 12.1),
         ("CEM", 2): (0.0208, 49_605, 15.9),
@@ -162,6 +163,7 @@ MODELS: dict[str, dict[tuple[str, int | None], tuple[float, int, float]]] = {
         ("CEM no diagonal", 1): (0.0252, 49_477, 8.2),
         ("CEM 1 of 4 repels", 1): (0.0204, 49_477, 8.2),
         ("CEM 2 of 4 repel", 1): (0.0161, 49_477, 8.2),
+        ("CEM 4 of 4 repel", 1): (0.0201, 49_477, 8.2),
         ("CEM 2 of 4 repel", 2): (0.0150, 49_477, 14.1),
         ("CEM 2 of 4 repel, equal parameters", 1): (0.0141, 85_100, 13.2),
         ("CEM looped block", 1): (0.0171, 49_605, 18.1),
