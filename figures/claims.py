@@ -58,7 +58,7 @@ CLAIMS = (
         key="b1",
         sentence="T = 2 beats T = 1, in attention and in the MLP",
         comparisons=(
-            _compare("recursion", CEM_2, "lower", CEM_1),
+            _compare("tuned", CEM_2, "lower", CEM_1),
             _compare("recursion_by_part", Model("CEM T = 2 in attention"), "lower", CEM_1),
             _compare("recursion_by_part", Model("CEM T = 2 in the MLP"), "lower", CEM_1),
         ),

@@ -11,7 +11,9 @@ from energylab.project import together
 @pytest.mark.parametrize("venue", VENUES)
 def test_claims_are_judged_and_drawn(venue: str, study: Callable, models: Callable, figure_file: Callable) -> None:
     module = figure_file("claims")
-    results = together([study(seeds=5), models("looping", seeds=5), models("untying", seeds=2)])
+    results = together(
+        [study(seeds=5), models("tuned", seeds=5), models("looping", seeds=5), models("untying", seeds=2)]
+    )
     table = module.table(results).set_index(["claim", "a", "b"])
     assert len(table) == sum(len(claim.comparisons) for claim in module.CLAIMS)
     looped = table.loc[("f", "CEM T = 2", "CEM looped block")]

@@ -28,6 +28,7 @@ COMPARISONS = (
     "repelling",
     "update_rule",
     "full_cem",
+    "tuned",
 )
 OTHERS = ("training_curves", "stability", "test_time", "generalisation", "error_vs_parameters", "error_vs_operations")
 NAMES = (*COMPARISONS, *OTHERS, "circuits", "summary")

@@ -8,7 +8,10 @@ from energylab.project import Problem, resolve, study_function
 from energylab.study.variations import LEARNING_RATES, TUNING_SEED
 
 STUDIES = sorted((Path(__file__).parents[2] / "studies").glob("*.py"))
-TUNED = [path for path in STUDIES if path.stem not in ("quickstart", "learning", "learning_rate")]  # none to choose
+TUNED = [
+    path for path in STUDIES if path.stem not in ("quickstart", "learning", "learning_rate", "tuned")
+]  # none to choose
+SMALL = [path for path in STUDIES if path.stem in {"tuned", *(path.stem for path in TUNED)}]
 
 
 @pytest.mark.parametrize("path", TUNED, ids=lambda path: path.stem)
@@ -30,7 +33,7 @@ def test_every_variant_is_tuned_with_the_same_budget_on_validation_tasks_alone(p
     assert TUNING_SEED not in {run.seed for run in study.runs}
 
 
-@pytest.mark.parametrize("path", TUNED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SMALL, ids=lambda path: path.stem)
 def test_every_study_has_a_miniature(path: Path) -> None:
     function = study_function(path)
     study, small = resolve(path, function, {}), resolve(path, function, {"debug": True})
