@@ -100,6 +100,7 @@ def _settings(venue: Venue) -> dict[str, Any]:
         "figure.dpi": 150,
         "savefig.dpi": 300,
         "savefig.bbox": None,
+        "text.hinting": "no_hinting",  # text is as wide at every resolution: what fits on the screen fits in the files
         "svg.hashsalt": "energylab",  # else the ids in an SVG, and with them the file, differ each time
     }
 

@@ -178,3 +178,15 @@ def test_variants_of_a_figure_look_different() -> None:
     looks = {(one.line, one.marker) for one in variant_styles(names).values()}
     assert len(looks) == len(names)
     assert len(variant_styles(f"variant {i}" for i in range(30))) == 30
+
+
+def test_text_is_as_wide_in_the_files_as_where_it_was_laid_out() -> None:
+    line = "comparisons of a claim together (Bonferroni). Grey: what would be too small to matter. 2 of 21"
+    widths = []
+    with style("icml-column") as venue:
+        for dpi in (150, 300, 1200):
+            figure = VenueFigure(venue.name, 1.0)
+            figure.set_dpi(dpi)
+            text = figure.text(0, 0, line, fontsize=venue.small)
+            widths.append(text.get_window_extent().width / dpi)
+    assert max(widths) < 1.002 * min(widths)
