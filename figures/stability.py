@@ -26,7 +26,7 @@ WARM = 0.1  # of the training, which the table leaves out
 
 
 def draw(results: StudyResults) -> Figure:
-    training = _logged(results)
+    training = plots.training_curves(results)
     with style():
         columns = plots.columns_that_fit(2, narrowest=2.4)
         figure, panels = plots.new_figure(2 // columns, columns)
@@ -54,7 +54,7 @@ def draw(results: StudyResults) -> Figure:
 
 def table(results: StudyResults) -> DataFrame:
     """A row a model: the largest loss and gradient norm after the first tenth of the training."""
-    training = _logged(results)
+    training = plots.training_curves(results)
     late = training[training["step"] > WARM * np.max(training["step"])]
     by = ["variant", "T"]
     most = late.groupby([*by, "seed"], dropna=False, as_index=False)[list(COLUMNS)].max()
@@ -63,9 +63,3 @@ def table(results: StudyResults) -> DataFrame:
     table = loss.merge(norm.drop(columns="seeds"), on=by).rename(columns={"variant": "model"})
     what = "Largest loss and gradient norm (before clipping) of a step, after the first tenth of the training."
     return tables.captioned(table, what, results)
-
-
-def _logged(results: StudyResults) -> DataFrame:
-    if results.training.empty:
-        raise ValueError(f"{results.name}: expected the logs of trainings, got none")
-    return results.training

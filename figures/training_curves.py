@@ -35,9 +35,7 @@ WINDOWS = 25  # at most
 
 
 def draw(results: StudyResults) -> Figure:
-    curves, window = windows(results.training)
-    if curves.empty:
-        raise ValueError(f"{results.name}: expected training curves, got none")
+    curves, window = windows(plots.training_curves(results))
     curve = plots.series(curves)
     baseline = next((one for one in curve if one.recursions is not None), None)
     others = [one for one in curve if baseline is not None and one.variant == baseline.variant and one is not baseline]
@@ -83,7 +81,7 @@ def draw(results: StudyResults) -> Figure:
 
 def table(results: StudyResults) -> DataFrame:
     """A row each (model, window), for four windows spread over the training."""
-    curves, window = windows(results.training)
+    curves, window = windows(plots.training_curves(results))
     ends = sorted(set(curves["step"]))
     chosen = [ends[(len(ends) * part) // 4 - 1] for part in (1, 2, 3, 4) if (len(ends) * part) // 4]
     curves = curves[curves["step"].isin(chosen)]
@@ -99,8 +97,6 @@ def windows(training: DataFrame) -> tuple[DataFrame, int]:
 
     A logged row is itself the mean over the steps since the row before it, so it counts by their number.
     """
-    if training.empty:
-        return training, 0
     rows = training.sort_values(["run", "step"])
     rows = rows.assign(steps=rows.groupby("run")["step"].diff().fillna(rows["step"]))
     logged = math.lcm(*{int(steps) for steps in rows.groupby("run")["steps"].max()})

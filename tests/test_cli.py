@@ -228,6 +228,9 @@ def test_export_of_weights(project: Path, capsys) -> None:
         assert len(list((project / "studies/results").rglob(store.WEIGHTS))) == expected
         assert len(load_results("studies/results/tiny")["run"].unique()) == 4
     assert not list((project / "studies/results").rglob(store.TRACES))
+    assert len(list((project / "studies/results").rglob(store.METRICS))) == 4
+    assert energylab("export tiny --no-curves") == 0
+    assert not list((project / "studies/results").rglob(store.METRICS))
     (project / "runs/tiny").rename(project / "runs/tiny-tuning")
     assert energylab("export tiny-tuning --output sweeps") == 0
     assert {path.name for path in (project / "sweeps").rglob("*.parquet")} == {store.EVALUATION}

@@ -28,6 +28,8 @@ class ExportOptions:
     """Folder to copy to; the study gets a folder of its name in it."""
     weights: Literal["auto", "none", "one", "all"] = "auto"
     """Whose weights: nobody's, one seed's of each model, or everybody's; auto is one, but none of a sweep of --tune."""
+    curves: bool = True
+    """Training curves too: the largest of the tables, which only the figures training_curves and stability draw."""
 
 
 def describe(words: Sequence[str]) -> int:
@@ -90,7 +92,7 @@ Example:
     word, _, options = parse("export", words, ExportOptions, description)
 
     from energylab.study.export import TABLES, export_study
-    from energylab.study.files import EVALUATION
+    from energylab.study.files import EVALUATION, METRICS
 
     folder = project.results_folder(word, options.results)
     output = options.output / folder.name
@@ -99,8 +101,9 @@ Example:
     weights = options.weights
     if weights == "auto":
         weights = "none" if sweep else "one"
+    tables = (EVALUATION,) if sweep else tuple(name for name in TABLES if options.curves or name != METRICS)
     with project.problems():
-        done = export_study(folder, output, weights, (EVALUATION,) if sweep else TABLES)
+        done = export_study(folder, output, weights, tables)
     exported = len(done.copied) + len(done.unchanged) + len(done.shared)
     print(f"{output}: {exported} runs, {len(done.copied)} of them new, {done.size / 1e6:.2f} MB")
     if done.shared:

@@ -265,6 +265,20 @@ def excess_by_run(results: StudyResults) -> pd.DataFrame:
     return means.drop_duplicates("run", ignore_index=True)
 
 
+def training_curves(results: StudyResults) -> pd.DataFrame:
+    """The logs of all trainings of a study.
+
+    Raises ValueError where runs were exported without them: curves of some runs would pass for those of all.
+    """
+    lacking = set(results.errors["run"]) - set(results.training["run"] if len(results.training) else [])
+    if lacking or results.training.empty:
+        raise ValueError(
+            f"{results.source}: expected training curves of every run, got {len(lacking)} runs without, such as "
+            f"{min(lacking, default='all')}; `energylab export` keeps them unless told --no-curves"
+        )
+    return results.training
+
+
 def equally_trained(results: StudyResults) -> tuple[StudyResults, str]:
     """The results of those studies that trained for as many steps as the first, and a sentence that names the others.
 

@@ -139,24 +139,28 @@ def _contents(source: Path, provenance: Mapping[str, Any], tables: Sequence[str]
     return contents
 
 
-def _holds(directory: Path, contents: Mapping[str, bytes], ignore: Sequence[str] = ()) -> bool:
-    """Whether a directory is a sound run of these files, but for those to ignore."""
+def _holds(directory: Path, contents: Mapping[str, bytes]) -> bool:
+    """Whether a directory is a sound run of these files."""
+    present = _digests(directory)
+    return present is not None and present == {name: checksum(content) for name, content in contents.items()}
+
+
+def _digests(directory: Path) -> dict[str, str] | None:
+    """The checksums of a sound run's files."""
     with contextlib.suppress(Damaged):
-        present = check_run(directory)
-        if present is not None:
-            wanted = {name: checksum(content) for name, content in contents.items() if name not in ignore}
-            return wanted == {name: digest for name, digest in present["files"].items() if name not in ignore}
-    return False
+        if (provenance := check_run(directory)) is not None:
+            return provenance["files"]
+    return None
 
 
 def _holder(target: Path, contents: Mapping[str, bytes]) -> str | None:
-    """The study beside that of `target` which holds the same run, with its weights if they are wanted.
+    """The study beside that of `target` which holds the same run with these files, or more.
 
     The name is a hash of the config, whose file may have got new fields at their defaults.
     """
-    ignore = [CONFIG] if WEIGHTS in contents else [CONFIG, WEIGHTS]
+    wanted = {name: checksum(content) for name, content in contents.items() if name != CONFIG}
     for other in sorted(target.parent.parent.glob(f"*/{target.name}")):
-        if other != target and _holds(other, contents, ignore):
+        if other != target and wanted.items() <= (_digests(other) or {}).items():
             return other.parent.name
     return None
 

@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 from tiny_runs import tiny_config, train
 
+from energylab.plotting import plots
 from energylab.study import Study, load_results, load_run, load_study, store
-from energylab.study.export import export_study
+from energylab.study.export import TABLES, export_study
 
 
 def flip(path: Path) -> None:
@@ -187,6 +188,23 @@ def test_a_run_that_another_study_holds_is_exported_once(study_folder: Path, tmp
     done = export_study(other, tmp_path / "out" / "third", "none")
     assert done.copied == (both.name,)
     assert not done.shared
+
+
+def test_export_without_training_curves(study_folder: Path, tmp_path: Path) -> None:
+    both, own = tiny_config(), tiny_config(seed=1)
+    store.write_study(study_folder, Study("tiny", [both]), {})
+    export_study(study_folder, tmp_path / "out" / "tiny", "one")
+    store.write_study(study_folder, Study("tiny", [both, own]), {})
+    output = tmp_path / "out" / "other"
+    # one that holds more is as good
+    done = export_study(study_folder, output, "none", [name for name in TABLES if name != store.METRICS])
+    assert (done.copied, done.shared) == ((own.name,), {both.name: "tiny"})
+    assert not list(output.rglob(store.METRICS))
+    found = load_study(output)
+    assert set(found.errors["run"]) == {both.name, own.name}
+    with pytest.raises(ValueError, match=f"{output}: .* got 1 runs without, such as {own.name}"):
+        plots.training_curves(found)
+    assert set(plots.training_curves(load_study(tmp_path / "out" / "tiny"))["run"]) == {both.name}
 
 
 def test_tables_of_the_version_before_are_read_alike(study_folder: Path, tmp_path: Path) -> None:
