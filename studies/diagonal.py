@@ -5,7 +5,7 @@ from energylab.study import RunConfig, Study
 from energylab.study.variations import sized
 from energylab.training import TrainingConfig
 
-# (variant, T): the diagonal, and its learning rate, chosen by `energylab run diagonal --tune`
+# (variant, T): the diagonal, and its learning rate, which `energylab run diagonal --tune` sweeps
 MODELS = {
     ("CEM", 1): ("shared", 2e-3),
     ("CEM", 2): ("shared", 2e-3),

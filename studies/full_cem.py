@@ -7,7 +7,7 @@ from energylab.training import TrainingConfig
 
 PAPER = dict(recursions=2, preconditioner="diagonal_low_rank")
 
-# variant: the model, and its learning rate, chosen by `energylab run full_cem --tune`
+# variant: the model, and its learning rate, which `energylab run full_cem --tune` sweeps
 MODELS = {
     "Llama": (dict(attention="llama", mlp="llama"), 2e-3),
     "CEM": (dict(recursions=2), 2e-3),

@@ -6,7 +6,7 @@ from energylab.study import RunConfig, Study
 from energylab.study.variations import sized
 from energylab.training import TrainingConfig
 
-# (variant, T): the model, and its learning rate, chosen by `energylab run looping --tune`
+# (variant, T): the model, and its learning rate, which `energylab run looping --tune` sweeps
 MODELS = {
     ("CEM", 1): (dict(), 2e-3),
     ("CEM", 2): (dict(), 2e-3),

@@ -5,7 +5,7 @@ from energylab.study import RunConfig, Study
 from energylab.study.variations import sized
 from energylab.training import TrainingConfig
 
-# variant: the preconditioner, and its learning rate, chosen by `energylab run preconditioner --tune`
+# variant: the preconditioner, and its learning rate, which `energylab run preconditioner --tune` sweeps
 MODELS = {
     "CEM": ("none", 2e-3),
     "CEM P diagonal": ("diagonal", 2e-3),

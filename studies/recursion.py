@@ -5,7 +5,7 @@ from energylab.study import RunConfig, Study
 from energylab.study.variations import sized
 from energylab.training import TrainingConfig
 
-# (variant, T): the model, and its learning rate, chosen by `energylab run recursion --tune`; T > 2 takes that of T = 2
+# (variant, T): the model, and its learning rate, which `energylab run recursion --tune` sweeps; T > 2 takes that of T = 2
 MODELS = {
     ("CEM", 1): (dict(recursions=1), 2e-3),
     ("CEM", 2): (dict(recursions=2), 2e-3),

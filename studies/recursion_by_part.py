@@ -7,7 +7,7 @@ from energylab.study import RunConfig, Study
 from energylab.study.variations import sized
 from energylab.training import TrainingConfig
 
-# (variant, T): the model, and its learning rate, chosen by `energylab run recursion_by_part --tune`
+# (variant, T): the model, and its learning rate, which `energylab run recursion_by_part --tune` sweeps
 MODELS = {
     ("CEM", 1): (dict(recursions=1), 2e-3),
     ("CEM first step 1/2", 1): (dict(recursions=1, initial_step_size=0.5), 2e-3),

@@ -9,7 +9,7 @@ CEM = dict(recursions=1, diagonal="none")
 LOOPED = dict(recursions=1, loops=2)
 LLAMA = dict(attention="llama", mlp="llama")
 
-# (variant, T): the model, and its learning rate, chosen by `energylab run repelling --tune`
+# (variant, T): the model, and its learning rate, which `energylab run repelling --tune` sweeps
 MODELS = {
     ("CEM no diagonal", 1): (CEM, 2e-3),
     ("CEM 1 of 4 repels", 1): (CEM | dict(repelling_heads=1), 2e-3),

@@ -9,7 +9,7 @@ from energylab.training import TrainingConfig
 CEM = dict(recursions=1, diagonal="none")
 LLAMA = dict(attention="llama", mlp="llama")
 
-# variant: the model, and its learning rate, chosen by `energylab run tied_weights --tune`
+# variant: the model, and its learning rate, which `energylab run tied_weights --tune` sweeps
 MODELS = {
     "Llama": (LLAMA, 2e-3),
     "Llama, K = V": (LLAMA | dict(tie="key_value"), 2e-3),

@@ -9,7 +9,7 @@ from energylab.training import TrainingConfig
 CEM = dict(recursions=1, diagonal="none")
 LLAMA = dict(attention="llama", mlp="llama")
 
-# variant: the model, and its learning rate, chosen by `energylab run untying --tune`
+# variant: the model, and its learning rate, which `energylab run untying --tune` sweeps
 MODELS = {
     "CEM no diagonal": (CEM, 2e-3),
     "CEM 8 heads": (CEM | dict(heads=8, head_dim=16), 2e-3),

@@ -5,7 +5,7 @@ from energylab.study import RunConfig, Study
 from energylab.study.variations import sized
 from energylab.training import TrainingConfig
 
-# (variant, T): the rule, and its learning rate, chosen by `energylab run update_rule --tune`; T = 4 takes that of T = 2
+# (variant, T): the rule, and its learning rate, which `energylab run update_rule --tune` sweeps; T = 4 takes that of T = 2
 MODELS = {
     ("CEM", 2): ("gradient", 2e-3),
     ("CEM", 4): ("gradient", 2e-3),
