@@ -273,8 +273,8 @@ def training_curves(results: StudyResults) -> pd.DataFrame:
     lacking = set(results.errors["run"]) - set(results.training["run"] if len(results.training) else [])
     if lacking or results.training.empty:
         raise ValueError(
-            f"{results.source}: expected training curves of every run, got {len(lacking)} runs without, such as "
-            f"{min(lacking, default='all')}; `energylab export` keeps them unless told --no-curves"
+            f"{results.name}: expected training curves of every run (`energylab export` keeps them but for --no-curves), "
+            + (f"got {len(lacking)} runs without, such as {min(lacking)}" if lacking else "got none")
         )
     return results.training
 
@@ -284,9 +284,11 @@ def equally_trained(results: StudyResults) -> tuple[StudyResults, str]:
 
     Errors after trainings of different length do not belong in one panel.
     """
-    steps = {study: int(np.max(rows["step"])) for study, rows in results.training.groupby("study", sort=False)}
-    first = results.errors["study"].iloc[0] if len(results.errors) else None
-    others = [study for study in steps if first in steps and steps[study] != steps[first]]
+    if results.errors.empty:
+        return results, ""
+    steps = {study: int(np.max(rows["steps"])) for study, rows in results.errors.groupby("study", sort=False)}
+    first = results.errors["study"].iloc[0]
+    others = [study for study in steps if steps[study] != steps[first]]
     if not others:
         return results, ""
     errors = results.errors[~results.errors["study"].isin(others)]

@@ -73,7 +73,8 @@ def errors_table(runs: Sequence[Tested], study: str) -> pd.DataFrame:
     first = runs[0].settings
     for key in first:
         values = [run.settings[key] for run in runs]
-        if any(value != first[key] for value in values):
+        # the number of steps even if it does not vary: errors after trainings of other lengths are not comparable
+        if key == "steps" or any(value != first[key] for value in values):
             of_run[key] = _column(
                 [", ".join(map(str, value)) if isinstance(value, list) else value for value in values]
             )

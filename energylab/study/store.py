@@ -272,8 +272,8 @@ def load_results(folder: str | os.PathLike[str]) -> pd.DataFrame:
     """The test errors of a study, tidy: one row a (run, condition, k), finished runs only.
 
     Columns: study, run, variant, T (missing for a model without recursion), seed, condition, k, rmse, rmse_f,
-    excess_mse, the floors and references beside them, parameters, flops, train_seconds, and every setting that varies
-    between the runs (steps, width, ...). A damaged run is left out, with a warning that names it and says why.
+    excess_mse, the floors and references beside them, parameters, flops, train_seconds, steps, and every other setting that
+    varies between the runs (width, ...). A damaged run is left out, with a warning that names it and says why.
 
     >>> errors = load_results("runs/recursion")                                                     # doctest: +SKIP
     >>> errors.groupby(["variant", "T", "k"], dropna=False).excess_mse.mean()                       # doctest: +SKIP

@@ -75,7 +75,7 @@ def make_study(
             level = LEVELS.get(T, 0.02) + 0.002 * variants.index(variant) if T else 0.011
             excess = (level + shift + random.normal(scale=0.0003)) * bump / bump.mean()
             rmse = np.hypot(base["floor_rmse"], np.sqrt(excess))
-            cost = {"parameters": 49_605 if T else 82_497, "flops": int(1e12 * (2 + 7 * (T or 1)))}
+            cost = {"steps": 10_000, "parameters": 49_605 if T else 82_497, "flops": int(1e12 * (2 + 7 * (T or 1)))}
             errors.append(base.assign(condition="in-prior", excess_mse=excess, rmse=rmse, **columns, **cost))
             errors.append(base.assign(condition="noise x2", excess_mse=1.0, rmse=9.0, **columns, **cost))
             curve = level + shift + 0.5 * np.exp(-STEP / 900) + random.normal(scale=0.0008, size=len(STEP))
@@ -237,6 +237,7 @@ def make_models(name: str, seeds: int = 3, note: str = "") -> Results:
                     prior_rmse=np.hypot(base["floor_rmse"], 0.1) if out else base["floor_rmse"],
                     parameters=parameters,
                     flops=int(tflop * 1e12),
+                    steps=10_000,
                 )
                 errors.append(rows.assign(**columns))
             step = np.arange(200, 10_001, 200)

@@ -253,8 +253,8 @@ def test_nothing_to_draw_is_refused(name: str, models: Callable, figure_file: Ca
 def test_studies_trained_for_another_time_are_left_out_and_named(results_of: Callable, figure_file: Callable) -> None:
     module = figure_file("error_vs_parameters")
     results = results_of(module, 1)
-    short = (results.training["study"] == "looping") & (results.training["step"] > 3_000)
-    table = module.table(replace(results, training=results.training[~short]))
+    steps = results.errors["steps"].where(results.errors["study"] != "looping", 3_000)
+    table = module.table(replace(results, errors=results.errors.assign(steps=steps)))
     assert "looping" not in set(table["study"])
     assert set(module.table(results)["study"]) > set(table["study"])
     assert "Left out, since trained for another time: looping (3,000 steps)." in table.attrs["caption"]
