@@ -1,4 +1,6 @@
-"""T = 1, 2, 4, 8 and Llama, each at a learning rate tuned at full length, and the difference to T = 1, paired by seed."""
+"""T = 1, 2, 4, 8, heads that repel and Llama, each at a learning rate tuned at full length, and the difference to T = 1,
+paired by seed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""T = 1, 2, 4, 8 against Llama, each at a learning rate of its own, which the study `learning_rate` chose at full length."""
+"""T = 1, 2, 4, 8 and heads that repel against Llama, each at the learning rate that the study `learning_rate` chose."""
 
 from energylab.models import ModelConfig
 from energylab.study import RunConfig, Study
@@ -12,6 +12,7 @@ MODELS = {
     ("CEM", 2): (dict(recursions=2), 2e-3),
     ("CEM", 4): (dict(recursions=4), 2e-3),
     ("CEM", 8): (dict(recursions=8), 2e-3),
+    ("CEM 2 of 4 repel", 1): (dict(recursions=1, diagonal="none", repelling_heads=2), 4e-3),
     ("Llama", None): (dict(attention="llama", mlp="llama"), 2e-3),
 }
 

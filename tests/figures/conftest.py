@@ -136,6 +136,7 @@ MODELS: dict[str, dict[tuple[str, int | None], tuple[float, int, float]]] = {
         ("CEM", 2): (0.0208, 49_605, 15.9),
         ("CEM", 4): (0.0217, 49_605, 29.5),
         ("CEM", 8): (0.0228, 49_605, 56.6),
+        ("CEM 2 of 4 repel", 1): (0.0140, 49_477, 7.9),
         ("Llama", None): (0.0140, 82_497, 8.7),
     },
     "looping": {
