@@ -353,7 +353,10 @@ def _versions() -> dict[str, str]:
 
 
 def _device_name(device: torch.device) -> str:
-    return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type
+    if device.type == "cuda":
+        return f"cuda ({torch.cuda.get_device_name(device)})"
+    # the same run on another instruction set rounds in another way, which a long training makes large
+    return f"cpu ({torch.backends.cpu.get_cpu_capability()})" if device.type == "cpu" else device.type
 
 
 def _now() -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from tiny_runs import TABLES, assert_same_results, tiny_config, train
 
 import energylab
@@ -30,7 +31,7 @@ def test_a_run_writes_its_directory(finished: Path) -> None:
     assert provenance is not None
     assert provenance["state"] == "finished"
     assert provenance["threads"] == 1
-    assert provenance["device"] == "cpu"
+    assert provenance["device"] == f"cpu ({torch.backends.cpu.get_cpu_capability()})"
     assert provenance["train_seconds"] > 0
     assert provenance["start"] <= provenance["end"]
     for name in TABLES:
