@@ -77,7 +77,7 @@ def test_a_stored_study_is_reported_whole() -> None:
     assert [row[0] for row in provenance[1:]] == list(dict.fromkeys(frame["run"]))
     assert page.facts["steps"] == "10000"
     assert page.facts["recursions"] == "1 or 2 or 4 or 8"
-    assert page.facts["knobs"] == "steps = 10000, seeds = 3, width = 64"
+    assert page.facts["knobs"] == "steps = 10000, seeds = 5, width = 64, tune = False, debug = False"
     assert len(page.sources) == 2
     assert all(source.startswith(("data:image/svg+xml;base64,", "data:image/png;base64,")) for source in page.sources)
     assert "@import" not in text
