@@ -124,26 +124,27 @@ CLAIMS = (
 NEEDS = tuple(dict.fromkeys(comparison.study for claim in CLAIMS for comparison in claim.comparisons))
 PARTIAL = True
 
+_GAP = 0.4  # lines, above each sentence but the first
 _COLOURS = {SUPPORTED: "#1b7837", NOT_SUPPORTED: "#b2182b", UNDECIDED: NEUTRAL}
-_LINE = 0.17  # inches
 
 
 def draw(results: StudyResults) -> Figure:
     """A row for each comparison that was run, under the sentence of its claim."""
-    judged = [(claim, judge(claim, results.errors)) for claim in CLAIMS]
+    judged = [(claim, _judge(claim, results)) for claim in CLAIMS]
     judged = [(claim, rows) for claim, rows in judged if (rows["n"] > 0).any()]
     if not judged:
         raise ValueError(f"{results.name}: expected runs that some claim compares, got none")
     with style() as venue:
         # a narrow page has room for half a comparison, or half a sentence, in a line
-        across, beside = int(venue.width * 144 / venue.small), 48 if venue.width > 4.5 else 20
+        across, beside = int(venue.width * 144 / venue.small), 48 if venue.width > 4.5 else 30
         sentences = [textwrap.wrap(f"({c.key}) {c.sentence}: {verdict(rows)}", across) for c, rows in judged]
         with_runs = [list(rows[rows["n"] > 0].itertuples()) for _, rows in judged]
         names_of = [[textwrap.fill(_name(one), beside) for one in rows] for rows in with_runs]
         lines = sum(map(len, sentences)) + sum(name.count("\n") + 1 for names in names_of for name in names)
-        figure = VenueFigure(venue.name, _LINE * (lines + 1) + 0.45)
+        lines += _GAP * (len(sentences) - 1)
+        figure = VenueFigure(venue.name, 1.5 / 72 * venue.small * (lines + 1) + 0.45)
         axes = figure.subplots()
-        axes.axvline(0, color=INK, linewidth=0.6, zorder=0.5)
+        axes.vlines(0, len(sentences[0]) - 0.5, lines, color=INK, linewidth=0.6, zorder=0.5)
         names, line = {}, 0.0  # the next free line, counted from the top
         for (_, all_rows), sentence, rows, its_names in zip(judged, sentences, with_runs, names_of, strict=True):
             verdict_of_all = verdict(all_rows)
@@ -174,10 +175,11 @@ def draw(results: StudyResults) -> Figure:
                     axes.plot([one.low, one.high], [place, place], color=colour, linewidth=1.6, solid_capstyle="butt")
                 axes.plot([one.mean], [place], color=colour, linestyle="", marker="o", zorder=4)
                 line += name.count("\n") + 1
+            line += _GAP
         axes.set_yticks(list(names), list(names.values()), fontsize=venue.small)
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)  # the sentences run across it
-        axes.set_ylim(line - 0.4, -0.7)
+        axes.set_ylim(lines - 0.4, -0.5)
         shown = pd.concat([rows[rows["n"] > 0] for _, rows in judged])
         cut = plots.show_range(axes, [0.0, *shown["mean"]], [shown], stretch=0.6, along="x")
         axes.set_xlabel("difference in excess MSE (units of $y^2$)")
@@ -192,6 +194,13 @@ def draw(results: StudyResults) -> Figure:
     return figure
 
 
+def _judge(claim: Claim, results: StudyResults) -> DataFrame:
+    """`judge`, where two models that are compared in two studies have them in their names."""
+    rows = judge(claim, results.errors)
+    twice = rows.duplicated(["a", "b"], keep=False)
+    return rows.assign(b=rows["b"].where(~twice, rows["b"] + " in " + rows["study"]))
+
+
 def _name(one: Any) -> str:
     """What a row compares, with spaces at which a line may break between words only, not within `n = 3`."""
     return f"{one.a} − {one.b} (n = {one.n})".replace(" = ", "\u00a0=\u00a0")
@@ -199,7 +208,7 @@ def _name(one: Any) -> str:
 
 def table(results: StudyResults) -> DataFrame:
     """Every comparison, with those that were not run."""
-    judged = pd.concat([judge(claim, results.errors) for claim in CLAIMS], ignore_index=True)
+    judged = pd.concat([_judge(claim, results) for claim in CLAIMS], ignore_index=True)
     names = {"mean": "difference", "low": "difference low", "high": "difference high"}
     columns = ["claim", "a", "b", "n", *names, "verdict"]  # all that fits on a page
     shown = judged[columns].rename(columns=names)

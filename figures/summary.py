@@ -57,7 +57,7 @@ def draw(results: StudyResults) -> Figure:
             ring = {"linestyle": "", "marker": "o", "markersize": 6, "markerfacecolor": "none", "markeredgewidth": 0.7}
             cost.plot(ringed["parameters"] / 1e3, ringed["mean"], color=INK, label="heads that repel", zorder=4, **ring)
         cost.set_title("Error against size")
-        counts |= {n for summary in summaries for n in summary["n"]}
+        counts |= {n for summary in summaries for n in summary["n"]} | set(points["n"])
         what = (
             "Excess MSE averaged over $k$. (b) medians over query tokens, band: interquartile range. (c) a point a "
             "model, grey without recursion; line: no other is better at that size or less."
