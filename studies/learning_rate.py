@@ -13,7 +13,7 @@ LLAMA = dict(attention="llama", mlp="llama")
 MODELS = {
     ("CEM", 1): (dict(recursions=1), (2e-3, 4e-3, 8e-3, 1.6e-2)),
     ("CEM", 2): (dict(recursions=2), (2e-3, 4e-3, 8e-3)),
-    ("CEM preconditioned", 2): (dict(recursions=2, preconditioner="diagonal_low_rank"), (1e-3, 2e-3, 4e-3)),
+    ("CEM preconditioned", 2): (dict(recursions=2, preconditioner="diagonal_low_rank"), (1e-3, 2e-3, 4e-3, 8e-3)),
     ("CEM no diagonal", 1): (PLAIN, (2e-3, 4e-3, 8e-3)),
     ("CEM 2 of 4 repel", 1): (PLAIN | dict(repelling_heads=2), (2e-3, 4e-3, 8e-3)),
     ("CEM looped block", 1): (LOOPED, (2e-3, 4e-3, 8e-3)),

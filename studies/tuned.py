@@ -1,4 +1,5 @@
-"""T = 1, 2, 4, 8 and heads that repel against Llama, each at the learning rate that the study `learning_rate` chose."""
+"""T = 1, 2, 4, 8, heads that repel and preconditioned layers against Llama, each at the learning rate that the study
+`learning_rate` chose."""
 
 from energylab.models import ModelConfig
 from energylab.study import RunConfig, Study
@@ -13,6 +14,7 @@ MODELS = {
     ("CEM", 4): (dict(recursions=4), 2e-3),
     ("CEM", 8): (dict(recursions=8), 2e-3),
     ("CEM 2 of 4 repel", 1): (dict(recursions=1, diagonal="none", repelling_heads=2), 4e-3),
+    ("CEM preconditioned", 2): (dict(recursions=2, preconditioner="diagonal_low_rank"), 4e-3),
     ("Llama", None): (dict(attention="llama", mlp="llama"), 2e-3),
 }
 
