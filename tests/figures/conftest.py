@@ -137,6 +137,7 @@ MODELS: dict[str, dict[tuple[str, int | None], tuple[float, int, float]]] = {
         ("CEM", 4): (0.0217, 49_605, 29.5),
         ("CEM", 8): (0.0228, 49_605, 56.6),
         ("CEM 2 of 4 repel", 1): (0.0140, 49_477, 7.9),
+        ("CEM preconditioned", 2): (0.0170, 53_957, 17.4),
         ("Llama", None): (0.0140, 82_497, 8.7),
     },
     "looping": {

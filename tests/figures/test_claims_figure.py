@@ -26,9 +26,11 @@ def test_claims_are_judged_and_drawn(venue: str, study: Callable, models: Callab
         figure = module.draw(results)
     figure.canvas.draw()
     (axes,) = figure.axes
-    assert len(axes.get_yticklabels()) == (table["n"] > 0).sum()
+    names = [" ".join(label.get_text().replace("\u00a0", " ").split()) for label in axes.get_yticklabels()]
+    assert len(names) == len(set(names)) == (table["n"] > 0).sum()
+    assert names[0] == "CEM T = 2 − CEM T = 1 in tuned (n = 5)"
     sentences = [text.get_text() for text in axes.texts if text.get_text().startswith("(")]
-    assert [sentence[:4] for sentence in sentences] == ["(b1)", "(b2)", "(f) ", "(g) "]
+    assert [sentence[:4] for sentence in sentences] == ["(b1)", "(b2)", "(e) ", "(f) ", "(g) "]
     for text in (*axes.texts, *axes.get_yticklabels()):
         box = text.get_window_extent()
         assert box.x0 >= -0.5, text.get_text()
