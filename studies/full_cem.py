@@ -16,7 +16,7 @@ MODELS = {
 }
 
 
-def study(steps: int = 10_000, seeds: int = 3, tune: bool = False, debug: bool = False) -> Study:
+def study(steps: int = 10_000, seeds: int = 5, tune: bool = False, debug: bool = False) -> Study:
     """Nothing but CEM layers, against Llama.
 
     Every run logs the largest loss and gradient norm of each 50 steps, which is where a spike shows.

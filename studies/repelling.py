@@ -25,7 +25,7 @@ MODELS = {
 }
 
 
-def study(steps: int = 10_000, seeds: int = 3, tune: bool = False, debug: bool = False) -> Study:
+def study(steps: int = 10_000, seeds: int = 5, tune: bool = False, debug: bool = False) -> Study:
     """CEM layers with none, one, two and all of four heads that repel, in one step, two steps and a looped block.
 
     Args:
