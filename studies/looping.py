@@ -1,5 +1,5 @@
 """Is recursion within a layer the same as looping a block? T = 2 with a fixed and with a refreshed history, a block of
-T = 1 layers applied twice, and twice as many T = 1 blocks, at about equal operations."""
+T = 1 layers applied twice, and twice as many blocks, of T = 1 layers and of Llama's, at about equal operations."""
 
 from energylab.models import ModelConfig
 from energylab.study import RunConfig, Study
@@ -15,6 +15,7 @@ MODELS = {
     ("CEM refreshed history", 2): (dict(history="refreshed"), 2e-3),
     ("CEM looped block", 1): (dict(loops=2), 2e-3),
     ("CEM deeper", 1): (dict(depth=4), 2e-3),
+    ("Llama deeper", None): (dict(depth=4, attention="llama", mlp="llama"), 2e-3),
 }
 
 
@@ -33,7 +34,7 @@ def study(steps: int = 10_000, seeds: int = 5, tune: bool = False, debug: bool =
             seed=seed,
             prior="fixed",
             num_points=24,
-            model=ModelConfig(recursions=recursions, **model),
+            model=ModelConfig(recursions=recursions or 1, **model),
             training=TrainingConfig(steps=steps, learning_rate=rate, log_every=200),
         )
         for seed in range(seeds)

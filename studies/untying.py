@@ -17,6 +17,8 @@ MODELS = {
     # U Uᵀ of rank 64 and U Vᵀ + V Uᵀ of rank 32 have equally many parameters
     "CEM positive P": (CEM | dict(preconditioner="diagonal_low_rank_positive", rank=64), 2e-3),
     "CEM indefinite P": (CEM | dict(preconditioner="diagonal_low_rank", rank=32), 2e-3),
+    # P starts at I: with heads that all repel, the step is that of heads that attract and a P that starts at -I
+    "CEM indefinite P from −I": (CEM | dict(preconditioner="diagonal_low_rank", rank=32, repelling_heads=4), 2e-3),
     "Llama, K = V": (LLAMA | dict(tie="key_value"), 2e-3),
     "Llama": (LLAMA, 2e-3),
 }

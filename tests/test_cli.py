@@ -229,8 +229,11 @@ def test_export_of_weights(project: Path, capsys) -> None:
         assert len(load_results("studies/results/tiny")["run"].unique()) == 4
     assert not list((project / "studies/results").rglob(store.TRACES))
     assert len(list((project / "studies/results").rglob(store.METRICS))) == 4
-    assert energylab("export tiny --no-curves") == 0
+    assert energylab("export tiny --tables no-curves") == 0
     assert not list((project / "studies/results").rglob(store.METRICS))
+    assert len(list((project / "studies/results").rglob(store.DESCENT))) == 4
+    assert energylab("export tiny --tables errors") == 0
+    assert {path.name for path in (project / "studies/results").rglob("*.parquet")} == {store.EVALUATION}
     (project / "runs/tiny").rename(project / "runs/tiny-tuning")
     assert energylab("export tiny-tuning --output sweeps") == 0
     assert {path.name for path in (project / "sweeps").rglob("*.parquet")} == {store.EVALUATION}

@@ -28,8 +28,9 @@ class ExportOptions:
     """Folder to copy to; the study gets a folder of its name in it."""
     weights: Literal["auto", "none", "one", "all"] = "auto"
     """Whose weights: nobody's, one seed's of each model, or everybody's; auto is one, but none of a sweep of --tune."""
-    curves: bool = True
-    """Training curves too: the largest of the tables, which only the figures training_curves and stability draw."""
+    tables: Literal["auto", "all", "no-curves", "errors"] = "auto"
+    """Which tables: all, all but the training curves, which only the figures training_curves and stability draw, or those of
+    the errors alone; auto is all, but of a sweep of --tune the errors."""
 
 
 def describe(words: Sequence[str]) -> int:
@@ -92,7 +93,7 @@ Example:
     word, _, options = parse("export", words, ExportOptions, description)
 
     from energylab.study.export import TABLES, export_study
-    from energylab.study.files import EVALUATION, METRICS
+    from energylab.study.files import EVALUATION, METRICS, TEST_TIME
 
     folder = project.results_folder(word, options.results)
     output = options.output / folder.name
@@ -101,9 +102,10 @@ Example:
     weights = options.weights
     if weights == "auto":
         weights = "none" if sweep else "one"
-    tables = (EVALUATION,) if sweep else tuple(name for name in TABLES if options.curves or name != METRICS)
+    of = {"all": TABLES, "no-curves": [name for name in TABLES if name != METRICS], "errors": [EVALUATION, TEST_TIME]}
+    tables = options.tables if options.tables != "auto" else "errors" if sweep else "all"
     with project.problems():
-        done = export_study(folder, output, weights, tables)
+        done = export_study(folder, output, weights, of[tables])
     exported = len(done.copied) + len(done.unchanged) + len(done.shared)
     print(f"{output}: {exported} runs, {len(done.copied)} of them new, {done.size / 1e6:.2f} MB")
     if done.shared:

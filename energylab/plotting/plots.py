@@ -273,7 +273,7 @@ def training_curves(results: StudyResults) -> pd.DataFrame:
     lacking = set(results.errors["run"]) - set(results.training["run"] if len(results.training) else [])
     if lacking or results.training.empty:
         raise ValueError(
-            f"{results.name}: expected training curves of every run (`energylab export` keeps them but for --no-curves), "
+            f"{results.name}: expected training curves of every run (`energylab export --tables all` keeps them), "
             + (f"got {len(lacking)} runs without, such as {min(lacking)}" if lacking else "got none")
         )
     return results.training
