@@ -24,7 +24,7 @@ MODELS = {
 }
 
 
-def study(steps: int = 10_000, seeds: int = 3, tune: bool = False, debug: bool = False) -> Study:
+def study(steps: int = 10_000, seeds: int = 5, tune: bool = False, debug: bool = False) -> Study:
     """One gradient step a layer, with more of one thing at a time, between CEM and Llama.
 
     Args:

@@ -16,7 +16,7 @@ MODELS = {
 }
 
 
-def study(steps: int = 10_000, seeds: int = 3, tune: bool = False, debug: bool = False) -> Study:
+def study(steps: int = 10_000, seeds: int = 5, tune: bool = False, debug: bool = False) -> Study:
     """The recursion study's model with each update rule.
 
     Args:
