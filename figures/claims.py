@@ -2,8 +2,8 @@
 
 A row for each comparison: the difference in excess MSE between two models, paired by seed, with the interval that decides
 and the margin that matters (grey). The rule is in `energylab.analysis.verdicts`. Claims, comparisons and margins were
-written down before the runs that decide them, except for the runs of the recursion study with seeds 0 to 2, for one
-comparison of claim b1, which can only make it harder to support, and for seed 0 of that of claim e.
+written down before the runs that decide them, except that the first three seeds of the recursion study were known, all
+runs of its comparison in claim b1, which can only make it harder to support, and seed 0 of the comparison of claim e.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def draw(results: StudyResults) -> Figure:
         energy.set_title(f"Energy, block {last} attention")
         points = tradeoff_points(results, "parameters")
         tradeoff(cost, points, "parameters", by_study=False, named=False)
-        ringed = points[points["variant"].str.contains("repel")]
+        ringed = points[points["variant"].str.contains("repel|from −I")]
         if len(ringed):
             ring = {"linestyle": "", "marker": "o", "markersize": 6, "markerfacecolor": "none", "markeredgewidth": 0.7}
             cost.plot(ringed["parameters"] / 1e3, ringed["mean"], color=INK, label="heads that repel", zorder=4, **ring)
