@@ -52,7 +52,9 @@ def draw(results: StudyResults) -> Figure:
         energy.set_title(f"Energy, block {last} attention")
         points = tradeoff_points(results, "parameters")
         tradeoff(cost, points, "parameters", by_study=False, named=False)
-        ringed = points[points["variant"].str.contains("repel|from −I")]
+        # a setting has a column where it varies within a study
+        repelling = results.errors.reindex(columns=["study", "variant", "repelling_heads"]).query("repelling_heads > 0")
+        ringed = points.merge(repelling[["study", "variant"]].drop_duplicates())
         if len(ringed):
             ring = {"linestyle": "", "marker": "o", "markersize": 6, "markerfacecolor": "none", "markeredgewidth": 0.7}
             cost.plot(ringed["parameters"] / 1e3, ringed["mean"], color=INK, label="heads that repel", zorder=4, **ring)
